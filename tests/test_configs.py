@@ -116,6 +116,29 @@ def test_official_settings_of_listops():
     assert rates == pytest.approx([0, 7.90569e-4, 1.581139e-3, 7.90569e-4], rel=1e-4)
 
 
+def test_the_models_of_cosformers_own_group():
+    """Those of its files, trans-cosformer-lra-*.yaml, and of S4's code around them."""
+    models = {
+        task: get_preset(task, "official", "cosformer").model
+        for task in ("listops", "text", "retrieval", "image", "pathfinder")
+    }
+    kinds = {task: (m.norm, m.post_norm, m.pooling) for task, m in models.items()}
+    assert kinds == {
+        "listops": ("layer", False, "mean"),
+        "text": ("batch", False, "mean"),
+        "retrieval": ("layer", True, "mean"),
+        "image": ("batch", False, "mean"),
+        "pathfinder": ("layer", False, "last"),
+    }
+    for task, model in models.items():
+        assert (model.input_dropout, model.mlp_dropout) == (0.1, 0.0)
+        assert (model.positions, model.padding) == ("sinusoidal", "lengths")
+        is_image = task in ("image", "pathfinder")
+        assert model.inputs == ("linear" if is_image else "embedding")
+    of_lra = get_preset("text", "official", "linear").model
+    assert (of_lra.norm, of_lra.mlp_dropout, of_lra.qkv_bias) == ("layer", None, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

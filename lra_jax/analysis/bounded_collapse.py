@@ -18,6 +18,7 @@ from lra_jax.analysis.residual import composite_norm, residual
 from lra_jax.analysis.variants import Variant
 from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention
+from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.layers import LayerNorm
 
@@ -84,7 +85,7 @@ def bounded_model(
 
     Args:
       model, run: see `capture.capture`.
-      norm: keep the normalisation before each attention.
+      norm: keep the normalisation of each attention.
 
     Raises:
       ValueError: its attention is not that of the theorem: softmax of query times key
@@ -99,8 +100,10 @@ def bounded_model(
     x = captured.states[0, 0][document].astype(np.float64)
     states = [x]
     for block in blocks:
-        inner = _normalised(x, block.attention_norm) if norm else x
+        before, after = norm and not block.post_norm, norm and block.post_norm
+        inner = _normalised(x, block.attention_norm) if before else x
         x = _attend(inner, block.attention)
+        x = _normalised(x, block.attention_norm) if after else x
         states.append(x)
     return _bounded(np.stack(states), layers, layers[0].num_heads)
 
@@ -190,10 +193,14 @@ def _project(x: np.ndarray, layer: Any) -> np.ndarray:
     return out if bias is None else out + np.asarray(bias[...], np.float64)
 
 
-def _normalised(x: np.ndarray, layer: LayerNorm | InstanceNorm) -> np.ndarray:
+def _normalised(
+    x: np.ndarray, layer: LayerNorm | InstanceNorm | BatchNorm
+) -> np.ndarray:
     """The norm of one sequence `[T, D]`, over columns or over positions."""
-    axis = 0 if isinstance(layer, InstanceNorm) else -1
-    centred = x - x.mean(axis, keepdims=True)
-    deviation = np.sqrt((centred**2).mean(axis, keepdims=True) + layer.epsilon)
+    if isinstance(layer, BatchNorm):
+        mean, var = (np.asarray(p[...], np.float64) for p in (layer.mean, layer.var))
+    else:
+        axis = 0 if isinstance(layer, InstanceNorm) else -1
+        mean, var = x.mean(axis, keepdims=True), x.var(axis, keepdims=True)
     scale, bias = (np.asarray(p[...], np.float64) for p in (layer.scale, layer.bias))
-    return centred / deviation * scale + bias
+    return (x - mean) / np.sqrt(var + layer.epsilon) * scale + bias

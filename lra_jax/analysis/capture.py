@@ -20,7 +20,6 @@ from lra_jax.analysis.variants import Variant
 from lra_jax.attention import Mechanism
 from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention
-from lra_jax.models.encoder import normalised
 
 
 class AttentionCall(NamedTuple):
@@ -214,16 +213,22 @@ def _run_block(
 
     Without the skip connection ``x = attention(LN(x))``, and so on.
     """
-    rows = {"mask": mask, "segment_ids": segment_ids}
-    inner = normalised(block.attention_norm, x, **rows) if variant.norm else x
+    rows: dict[str, Any] = {"mask": mask, "segment_ids": segment_ids}
+
+    def normed(norm: Any, x: jax.Array, *, after: bool) -> jax.Array:
+        return block.normed(norm, x, after=after, **rows) if variant.norm else x
+
+    inner = normed(block.attention_norm, x, after=False)
     branch, memory = block.attention.attend(
         inner, **rows, parameters=parameters, memory=memory
     )
     x = x + branch if variant.skip else branch
+    x = normed(block.attention_norm, x, after=True)
     if not variant.mlp or block.mlp is None:
         return x, memory
-    inner = normalised(block.mlp_norm, x, **rows) if variant.norm else x
-    return x + block.transform(inner, mask, segment_ids), memory
+    inner = normed(block.mlp_norm, x, after=False)
+    x = x + block.transform(inner, mask, segment_ids)
+    return normed(block.mlp_norm, x, after=True), memory
 
 
 def _documents(shape: tuple[int, ...], mask: Any, segment_ids: Any) -> np.ndarray:

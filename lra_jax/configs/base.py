@@ -163,12 +163,12 @@ class ModelConfig:
     """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`."""
     max_length: int = 2000
     """Longest sequence, in tokens: size of learned tables and cosFormer's M."""
-    pooling: Literal["mean", "cls", "first", "attention", "ends", "attention+ends"] = (
-        "mean"
-    )
+    pooling: Literal[
+        "mean", "cls", "first", "last", "attention", "ends", "attention+ends"
+    ] = "mean"
     """mean: average over the real tokens. cls: a learned vector in front of them.
-    first: the first token's row, as in LRA's encoder of pairs. attention: four averages
-    with learned weights. ends: first and last token."""
+    first: the first token's row, as in LRA's encoder of pairs. last: the last real
+    token's. attention: four averages with learned weights. ends: first and last."""
     inputs: Literal["embedding", "linear"] = "embedding"
     """embedding: a learned row for each token id or pixel value. linear: a projection
     of the pixel's value in [0, 1]; for images."""
@@ -188,9 +188,14 @@ class ModelConfig:
     black pixels vanish; for comparison with LRA's code."""
     interaction: Literal["concat", "nli"] = "nli"
     """How the head combines a pair a, b: [a, b], or [a, b, a * b, a - b]."""
-    norm: Literal["layer", "instance"] = "layer"
+    activation: Literal["gelu", "relu"] = "gelu"
+    """Of a dense MLP."""
+    norm: Literal["layer", "instance", "batch"] = "layer"
     """Normalisation in the encoder. layer: each position alone. instance: each column
-    over the sequence, for images that are mostly background; not with mean pooling."""
+    over the sequence, for images that are mostly background; not with mean pooling.
+    batch: each column over the batch; running means in evaluation."""
+    post_norm: bool = False
+    """Normalise after each sum, norm(x + f(x)), instead of before attention and MLP."""
     embed_std: float = 0.02
     """Initial standard deviation of the token embeddings."""
     scale_embeddings: bool = False
@@ -198,6 +203,10 @@ class ModelConfig:
     added."""
     dropout: float = 0.1
     """Dropout on embeddings, on attention outputs and in the MLP."""
+    input_dropout: float | None = None
+    """The rate on embeddings; None = that of dropout."""
+    mlp_dropout: float | None = None
+    """The rate after the activation of the MLP; None = that of dropout."""
     qkv_bias: bool = True
     """Biases in the query, key, value and output projections."""
     short_conv: int = 0

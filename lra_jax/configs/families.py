@@ -15,11 +15,15 @@ official: google-research/long-range-arena, the config files and the constants i
   layers, heads, widths and rates.
   cosformer: OpenNLPLab/lra, configs/experiment/trans-cosformer-lra-*.yaml, by
   cosFormer's own group: layers, width, dropout, rate, weight decay, steps, warm-up of
-  each task, 8 heads, an MLP of twice the width, denominators of at least 1e-4. That
-  code is a branch of S4's, from which come mean pooling, values of pixels through a
-  linear layer, and products and differences of two documents. We do not use its batch
-  norm (text, image), its norm after the residual sum (retrieval) and its last-position
-  pooling (pathfinder); settings missing from its files are as in LRA's.
+  each task, 8 heads, an MLP of twice the width, denominators of at least 1e-4, batch
+  norm for text and image, norms after the sums for retrieval, the last position for
+  pathfinder. That code is a branch of S4's, from which come sinusoids with a dropout of
+  0.1, biases, Adam's (0.9, 0.999, 1e-8), mean pooling, values of pixels through a
+  linear layer, and products and differences of two documents. Deviations: that code
+  does not mask padding in attention and batch norm, takes cosFormer's M from each
+  batch, applies dropout twice to an MLP's output, and has one layer as its head; other
+  settings that are missing from its files, such as the image task's batches and steps
+  and the sizes for larger images, are as in LRA's.
 compact: the small model that the PyTorch code bases share, mlpen/Nystromformer and
   pkuzengqi/Skyformer, folder LRA: 2 layers, 64 wide, 2 heads, MLP 128, mean pooling,
   learned positions, dropout 0.1. Adam (0.9, 0.999, 1e-6) at 1e-4 without weight decay,

@@ -20,7 +20,8 @@ from lra_jax.models.product_keys import memory_sizes
 
 Inputs = Literal["embedding", "linear"]
 Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
-Norm = Literal["layer", "instance"]
+Norm = Literal["layer", "instance", "batch"]
+Activation = Literal["gelu", "relu"]
 MlpKind = Literal["auto", "dense", "glu", "product_key", "none"]
 Options = Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 Config = TypeVar("Config", "AttentionConfig", "EncoderConfig")
@@ -336,10 +337,16 @@ class EncoderConfig:
         their own, it must be the default.
       scale_embeddings: multiply the token embeddings by the root of ``embed_dim``
         before positions are added, as fairseq does; not with inputs "linear".
+      activation: of a dense MLP, "gelu" or "relu".
       norm: before attention and MLP, and after the last block: "layer", of each
-        position alone, or "instance", of each column over the sequence
-        (`lra_jax.models.instance_norm`).
+        position alone, "instance", of each column over the sequence
+        (`lra_jax.models.instance_norm`), or "batch", of each column over the batch
+        (`lra_jax.models.batch_norm`).
+      post_norm: normalise the sums of blocks and branches instead, ``norm(x + f(x))``,
+        as in "Attention Is All You Need".
       dropout: rate on the embeddings and in the blocks.
+      input_dropout, mlp_dropout: the rate on the embeddings, and after the activation
+        of an MLP or in the memory; None = ``dropout``.
       remat: keep only each block's input for the backward pass, and recompute the rest:
         less memory for about a third more arithmetic, with the same results.
       qkv_bias: biases in the attention's projections.
@@ -376,8 +383,12 @@ class EncoderConfig:
     grid: Grid = None
     embed_std: float = 0.02
     scale_embeddings: bool = False
+    activation: Activation = "gelu"
     norm: Norm = "layer"
+    post_norm: bool = False
     dropout: float = 0.1
+    input_dropout: float | None = None
+    mlp_dropout: float | None = None
     remat: bool = False
     qkv_bias: bool = True
     short_conv: int = 0
@@ -404,6 +415,9 @@ class EncoderConfig:
             wanted = "1 without reconstructs, whose head writes the notes"
             raise expected("readings", wanted, self.readings)
         check_dropout(self.dropout)
+        for name in ("input_dropout", "mlp_dropout"):
+            if getattr(self, name) is not None:
+                check_dropout(getattr(self, name), name)
         if self.mlp == "product_key":
             try:
                 memory_sizes(dict(self.mlp_options or ()))
@@ -417,9 +431,12 @@ class EncoderConfig:
         if self.is_causal and self.cls_token:
             wanted = "False with is_causal, where the first position sees no other"
             raise expected("cls_token", wanted, True)
-        if self.is_causal and self.norm == "instance":
+        if self.is_causal and self.norm != "layer":
             wanted = "'layer' with is_causal, where no position sees later ones"
-            raise expected("norm", wanted, "'instance'")
+            raise expected("norm", wanted, f"{self.norm!r}")
+        if self.remat and self.norm == "batch":
+            wanted = "False with norm='batch', whose running means must be kept"
+            raise expected("remat", wanted, True)
         if self.positions == "learned_2d" and self.grid is None:
             wanted = "the rows and columns of the images for positions='learned_2d'"
             raise expected("grid", wanted, None)
@@ -435,6 +452,25 @@ class EncoderConfig:
             self._check_hybrid()
         for index in range(self.num_layers):
             self.attention(index)
+        self._check_mlp()
+
+    def _check_mlp(self) -> None:
+        """Refuses settings of an MLP that no block has."""
+        kinds = {self.mlp_kind(index) for index in range(self.num_layers)}
+        if self.activation != "gelu" and "dense" not in kinds:
+            wanted = f"'gelu' with mlp={self.mlp!r}, which has no other"
+            raise expected("activation", wanted, f"{self.activation!r}")
+        if self.mlp_dropout is not None and kinds <= {"none", "attention"}:
+            wanted = f"None with mlp={self.mlp!r}, which is no MLP"
+            raise expected("mlp_dropout", wanted, self.mlp_dropout)
+
+    def mlp_kind(self, index: int) -> str:
+        """The second part of a block, counted from 0: `mlp`, where "auto" is "dense" or
+        "attention"."""
+        if self.mlp != "auto":
+            return self.mlp
+        mechanism = registry.resolve(self.block_mechanism(index))
+        return "dense" if mechanism.mlp else "attention"
 
     def _check_hybrid(self) -> None:
         mechanisms = [registry.resolve(one, "hybrid") for one in self.hybrid]

@@ -19,7 +19,7 @@ from lra_jax.attention.masking import checked
 from lra_jax.errors import expected
 from lra_jax.models import stream
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
+from lra_jax.models.encoder import EncoderBlock, TransformerEncoder, normalised
 from lra_jax.models.inputs import embed_inputs, known_values, position_rows
 from lra_jax.models.language import CausalLM
 from lra_jax.models.layers import rows_at
@@ -88,7 +88,7 @@ def prefill(
     layers = []
     for block in encoder.blocks:
         x = _block(block, x, mask, given, layers)
-    last = rows_at(encoder.norm(x), counts[:, None] - 1)[:, 0]
+    last = rows_at(normalised(encoder.norm, x), counts[:, None] - 1)[:, 0]
     position = (position + counts).astype(jnp.int32)
     return model.scored(last.astype(jnp.float32)), DecoderState(layers, position)
 
@@ -139,10 +139,14 @@ def _block(
         layers.append(after)
         return out
 
-    x = x + attend(block.attention, block.attention_norm(x))
+    inner = block.normed(block.attention_norm, x, after=False)
+    x = x + attend(block.attention, inner)
+    x = block.normed(block.attention_norm, x, after=True)
     if block.mlp is None:
         return x
-    normed = block.mlp_norm(x)
+    inner = block.normed(block.mlp_norm, x, after=False)
     if isinstance(block.mlp, MultiHeadAttention):
-        return x + attend(block.mlp, normed)
-    return x + block.mlp(normed, mask=mask, rngs=None)
+        x = x + attend(block.mlp, inner)
+    else:
+        x = x + block.mlp(inner, mask=mask, rngs=None)
+    return block.normed(block.mlp_norm, x, after=True)

@@ -1,4 +1,4 @@
-"""A pre-LN Transformer encoder around any attention mechanism."""
+"""A Transformer encoder around any attention mechanism."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +12,7 @@ from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.attention.masking import checked
 from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
+from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.models.config import EncoderConfig, Norm, configured
 from lra_jax.models.inputs import (
     check_ids,
@@ -28,17 +29,20 @@ from lra_jax.models.patches import any_real
 from lra_jax.models.product_keys import ProductKeyMemory
 from lra_jax.models.remat import recomputed
 
-_NORMS = {"layer": LayerNorm, "instance": InstanceNorm}
+_NORMS = {"layer": LayerNorm, "instance": InstanceNorm, "batch": BatchNorm}
 
 
 class EncoderBlock(nnx.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, each branch with dropout.
 
+    With ``post_norm``, ``norm(x + attention(x))``, then ``norm(x + mlp(x))``.
+
     Args:
       attention: the attention of the block.
       mlp: the second part, called as ``mlp(x, mask=..., rngs=...)``; None = nothing.
       embed_dim: width D.
-      norm: "layer" (LayerNorm) or "instance" (`InstanceNorm`).
+      norm: "layer" (LayerNorm), "instance" (`InstanceNorm`) or "batch" (`BatchNorm`).
+      post_norm: see above.
       dropout: rate on both branches.
       dtype: dtype of the computation; statistics of the norms are float32 or wider.
     """
@@ -50,6 +54,7 @@ class EncoderBlock(nnx.Module):
         embed_dim: int,
         *,
         norm: Norm = "layer",
+        post_norm: bool = False,
         dropout: float = 0.0,
         dtype: Any = None,
     ):
@@ -58,6 +63,7 @@ class EncoderBlock(nnx.Module):
         self.attention = attention
         self.mlp_norm: Any = None if mlp is None else kind(embed_dim, dtype=dtype)
         self.mlp: Any = mlp
+        self.post_norm = post_norm
         self.dropout = Dropout(dropout)
 
     def __call__(
@@ -88,20 +94,39 @@ class EncoderBlock(nnx.Module):
         """
         check_shape("x", x, "B T D", None, None, self.attention.config.in_features)
         sow(self, inputs=x, mask=mask, segment_ids=segment_ids)
+        rows = {"mask": mask, "segment_ids": segment_ids, "training": rngs is not None}
         branch, memory = self.attention.attend(
-            normalised(self.attention_norm, x, mask, segment_ids),
+            self.normed(self.attention_norm, x, after=False, **rows),
             mask=mask,
             segment_ids=segment_ids,
             parameters=parameters,
             memory=memory,
         )
         x = x + self.dropout(branch, rngs)
+        x = self.normed(self.attention_norm, x, after=True, **rows)
         if self.mlp is not None:
-            inner = normalised(self.mlp_norm, x, mask, segment_ids)
+            inner = self.normed(self.mlp_norm, x, after=False, **rows)
             branch = self.transform(inner, mask, segment_ids, rngs)
             x = x + self.dropout(branch, rngs)
+            x = self.normed(self.mlp_norm, x, after=True, **rows)
         sow(self, outputs=x)
         return x, memory
+
+    def normed(
+        self,
+        norm: LayerNorm | InstanceNorm | BatchNorm,
+        x: jax.Array,
+        *,
+        after: bool,
+        mask: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        training: bool = False,
+    ) -> jax.Array:
+        """Applies one of the norms if this is its place: ``after`` the sum, or before
+        attention or MLP."""
+        if after != self.post_norm:
+            return x
+        return normalised(norm, x, mask, segment_ids, training)
 
     def transform(
         self,
@@ -119,6 +144,8 @@ class EncoderBlock(nnx.Module):
 
 class TransformerEncoder(nnx.Module):
     """Token and position vectors, N blocks, and a final norm.
+
+    With ``post_norm`` the blocks end in norms, and there is no final one.
 
     Args:
       vocab_size: token ids are below this.
@@ -166,27 +193,48 @@ class TransformerEncoder(nnx.Module):
             else None
         )
         self.positions = make_positions(config, rngs)
-        self.dropout = Dropout(config.dropout)
-        rest: dict[str, Any] = {"dropout": config.dropout, "dtype": config.dtype}
+        first_rate, inner_rate = config.input_dropout, config.mlp_dropout
+        self.dropout = Dropout(config.dropout if first_rate is None else first_rate)
+        rest: dict[str, Any] = {
+            "dropout": config.dropout if inner_rate is None else inner_rate,
+            "dtype": config.dtype,
+        }
 
         def block(index: int) -> EncoderBlock:
             attention = config.attention(index)
             first = MultiHeadAttention(config=attention, rngs=rngs)
-            width = config.embed_dim
-            if config.mlp == "none":
+            width, kind = config.embed_dim, config.mlp_kind(index)
+            if kind == "none":
                 second: nnx.Module | None = None
-            elif config.mlp == "product_key":
+            elif kind == "product_key":
                 options = dict(config.mlp_options or ())
                 second = ProductKeyMemory(width, options, rngs=rngs, **rest)
-            elif config.mlp in ("dense", "glu") or first.mechanism.mlp:
-                gated = config.mlp == "glu"
-                second = Mlp(width, config.mlp_dim, gated=gated, rngs=rngs, **rest)
+            elif kind in ("dense", "glu"):
+                second = Mlp(
+                    width,
+                    config.mlp_dim,
+                    gated=kind == "glu",
+                    activation=config.activation,
+                    rngs=rngs,
+                    **rest,
+                )
             else:  # Two gated units replace one attention and one MLP.
                 second = MultiHeadAttention(config=attention, rngs=rngs)
-            return EncoderBlock(first, second, width, norm=config.norm, **rest)
+            return EncoderBlock(
+                first,
+                second,
+                width,
+                norm=config.norm,
+                post_norm=config.post_norm,
+                dropout=config.dropout,
+                dtype=config.dtype,
+            )
 
         self.blocks = nnx.List([block(index) for index in range(config.num_layers)])
-        self.norm = _NORMS[config.norm](config.embed_dim, dtype=config.dtype)
+        norm = _NORMS[config.norm]
+        self.norm: Any = (
+            None if config.post_norm else norm(config.embed_dim, dtype=config.dtype)
+        )
 
     def __call__(
         self,
@@ -202,7 +250,8 @@ class TransformerEncoder(nnx.Module):
         Args:
           tokens: integer `[B, T]`.
           mask: boolean `[B, T]`, True at real tokens; None = all real.
-          rngs: with a stream "dropout", for training; None for evaluation.
+          rngs: with a stream "dropout", for training; None for evaluation, with the
+            running statistics of batch norms.
           segment_ids: integers `[B, T]`, a run of one positive number for each document
             packed into a row, 0 = padding. Each is encoded as if it were alone, with
             positions counted from its start.
@@ -258,7 +307,7 @@ class TransformerEncoder(nnx.Module):
                 x, memory = recomputed(call, rngs, x, memory)
             else:
                 x, memory = call(rngs, x, memory)
-        return normalised(self.norm, x, mask, segment_ids)
+        return normalised(self.norm, x, mask, segment_ids, rngs is not None)
 
     def _shown(self, x: jax.Array, hidden: jax.Array | None) -> jax.Array:
         """`[B, T, D]` with the vectors of masked tokens replaced."""
@@ -297,12 +346,18 @@ class TransformerEncoder(nnx.Module):
 
 
 def normalised(
-    norm: LayerNorm | InstanceNorm,
+    norm: LayerNorm | InstanceNorm | BatchNorm | None,
     x: jax.Array,
-    mask: jax.Array | None,
-    segment_ids: jax.Array | None,
+    mask: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+    training: bool = False,
 ) -> jax.Array:
-    """Applies an encoder's norm; one over positions needs to know the real ones."""
+    """Applies an encoder's norm, if it has one; one over positions needs to know the
+    real ones, and one over a batch whether it is in training."""
+    if norm is None:
+        return x
     if isinstance(norm, LayerNorm):
         return norm(x)
-    return norm(x, mask, segment_ids)
+    if isinstance(norm, InstanceNorm):
+        return norm(x, mask, segment_ids)
+    return norm(x, mask, segment_ids, training=training)

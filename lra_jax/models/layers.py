@@ -35,10 +35,10 @@ class Dense(nnx.Linear):
         return out.reshape(*inputs.shape[:-1], self.out_features)
 
 
-def check_dropout(rate: float) -> None:
+def check_dropout(rate: float, name: str = "dropout") -> None:
     """Raises ``ValueError`` unless a rate of dropout is in [0, 1)."""
     if not 0 <= rate < 1:
-        raise expected("dropout", "a rate in [0, 1)", rate)
+        raise expected(name, "a rate in [0, 1)", rate)
 
 
 def check_even(name: str, size: int, what: str) -> None:

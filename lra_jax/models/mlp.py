@@ -7,9 +7,11 @@ from flax import nnx
 
 from lra_jax.models.layers import Dense, Dropout
 
+_ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu}
+
 
 class Mlp(nnx.Module):
-    """``W_2 dropout(gelu(W_1 x + b_1)) + b_2``, at each position separately.
+    """``W_2 dropout(gelu(W_1 x + b_1)) + b_2``, at each position separately; or relu.
 
     Gated, ``W_2 dropout(silu(W_1 x + b_1) * (W_3 x + b_3)) + b_2``: the SwiGLU of
     Shazeer 2020 (arXiv:2002.05202), with biases.
@@ -18,6 +20,7 @@ class Mlp(nnx.Module):
       features: width D of input and output.
       hidden: width between.
       gated: use the second form, which has half as many parameters again.
+      activation: "gelu" or "relu", of the first form.
       dropout: rate after the activation.
       dtype: dtype of the computation; parameters are float32.
       rngs: for initialisation (Glorot uniform, zero biases).
@@ -29,6 +32,7 @@ class Mlp(nnx.Module):
         hidden: int,
         *,
         gated: bool = False,
+        activation: str = "gelu",
         dropout: float = 0.0,
         dtype: Any = None,
         rngs: nnx.Rngs,
@@ -38,6 +42,7 @@ class Mlp(nnx.Module):
         self.inner = Dense(features, hidden, **init)
         self.gate = Dense(features, hidden, **init) if gated else None
         self.outer = Dense(hidden, features, **init)
+        self.activation = activation
         self.dropout = Dropout(dropout)
 
     def __call__(
@@ -50,7 +55,7 @@ class Mlp(nnx.Module):
         """`[..., D]` to `[..., D]`; ``mask`` is ignored; ``rngs`` enables dropout."""
         hidden = self.inner(x)
         if self.gate is None:
-            hidden = jax.nn.gelu(hidden)
+            hidden = _ACTIVATIONS[self.activation](hidden)
         else:
             hidden = jax.nn.silu(hidden) * self.gate(x)
         return self.outer(self.dropout(hidden, rngs))

@@ -41,7 +41,7 @@ from lra_jax.models.inputs import known_values, length_mask
 from lra_jax.models.layers import Dense, rows_at
 from lra_jax.models.patches import any_real, joined
 
-Pooling = Literal["mean", "cls", "first", "attention", "ends", "attention+ends"]
+Pooling = Literal["mean", "cls", "first", "last", "attention", "ends", "attention+ends"]
 Padding = Literal["lengths", "zeros"]
 
 # For attention pooling.
@@ -54,10 +54,10 @@ class PooledEncoder(nnx.Module):
     Args:
       vocab_size: token ids are below this.
       pooling: "mean" over the real tokens; "cls", the row of a learned vector in front
-        of them; "first", the row of the first token; "ends", the rows of the first and
-        the last real token, concatenated; "attention", four means, concatenated, each
-        weighted by the softmax over the real tokens of ``q . x / sqrt(D)`` with a
-        learned q; or "attention+ends", both.
+        of them; "first", the row of the first token; "last", that of the last real
+        one; "ends", the rows of the first and the last real token, concatenated;
+        "attention", four means, concatenated, each weighted by the softmax over the
+        real tokens of ``q . x / sqrt(D)`` with a learned q; or "attention+ends", both.
       padding: "lengths" or "zeros", see above.
       config: the encoder's settings, except ``cls_token``, which pooling determines.
       rngs: for initialisation.
@@ -250,6 +250,8 @@ class PooledEncoder(nnx.Module):
             return _mean(encoded, real if self.padding == "lengths" else None)
         if self.pooling in ("cls", "first"):
             return start
+        if self.pooling == "last":
+            return _last(encoded, real)
         parts = []
         if self.queries is not None:
             parts.append(_attended(encoded, self.queries[...], real))

@@ -329,7 +329,9 @@ def _parts(model: ModelConfig) -> list[str]:
         "output gate": model.gate,
         "local values": model.local_values,
         "gated MLP": model.mlp == "glu",
-        "instance norm": model.norm == "instance",
+        f"{model.norm} norm": model.norm != "layer",
+        "norms after the sums": model.post_norm,
+        "ReLU in the MLP": model.activation == "relu",
         "product-key memory": model.mlp == "product_key",
     }
     return [name for name, there in named.items() if there]

@@ -71,6 +71,7 @@ FLAGS = {name: f"--model.{name}" for name in _SAME} | {
     "cls_token": "--model.pooling=cls",
     "qkv_features": "--model.qkv_dim",
     "rotary": "--model.positions=rotary",
+    "remat": "--train.remat",
 }
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from lra_jax.models.batch_norm import RunningMean
 from lra_jax.tasks.base import Batch, Sums
 from lra_jax.training.optimizer import without_moments
 
@@ -25,7 +26,8 @@ class TrainState(NamedTuple):
 
     Attributes:
       step: int32 scalar, number of steps done.
-      params: float32 parameters, and the model's buffers, which steps do not change.
+      params: float32 parameters, and the model's buffers, of which steps change only
+        the running means of batch norms.
       opt_state: state of the optimiser.
       sums: metric sums since they were last drained.
       bad_step: int32 scalar, the first step (from 1) whose loss was not finite, or -1.
@@ -106,15 +108,19 @@ def step_function(
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        trained, buffers = nnx.split_state(state.params, nnx.Param, ...)
+        trained, means, buffers = nnx.split_state(
+            state.params, nnx.Param, RunningMean, ...
+        )
         learned, kept = nnx.split_state(trained, learns, ...)
 
-        def mean_loss(learned: nnx.State) -> tuple[jax.Array, Sums]:
-            model = nnx.merge(graphdef, learned, kept, buffers)
+        def mean_loss(learned: nnx.State) -> tuple[jax.Array, tuple[Sums, nnx.State]]:
+            # Copies, which the model may change under the derivative.
+            before = jax.tree.map(lambda x: x, means)
+            model = nnx.merge(graphdef, learned, kept, before, buffers)
             sums = loss(model, batch, nnx.Rngs(dropout=key))
-            return sums["loss"] / sums["count"], sums
+            return sums["loss"] / sums["count"], (sums, nnx.state(model, RunningMean))
 
-        grads, sums = jax.grad(mean_loss, has_aux=True)(learned)
+        grads, (sums, moved) = jax.grad(mean_loss, has_aux=True)(learned)
         grads = nnx.merge_state(grads, jax.tree.map(jnp.zeros_like, kept))
         opt_state = state.opt_state
         if renewed_at:
@@ -132,7 +138,7 @@ def step_function(
         first_bad = ~jnp.isfinite(sums["loss"]) & (state.bad_step == NO_STEP)
         return TrainState(
             step=step,
-            params=nnx.merge_state(learned, kept, buffers),
+            params=nnx.merge_state(learned, kept, moved, buffers),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(first_bad, step, state.bad_step),

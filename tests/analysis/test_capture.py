@@ -202,9 +202,11 @@ def test_parts_left_out_of_a_packed_row_keep_documents_apart():
         )
 
 
-@pytest.mark.parametrize("kind", ["layer", "instance"])
-def test_the_bound_of_a_model_and_its_attention_alone(kind):
-    model, segments = packed_model(norm=kind)
+@pytest.mark.parametrize(
+    ("kind", "after"), [("layer", False), ("instance", False), ("batch", True)]
+)
+def test_the_bound_of_a_model_and_its_attention_alone(kind, after):
+    model, segments = packed_model(norm=kind, post_norm=after)
     run = lambda: model(TOKENS[:1], segment_ids=segments)  # noqa: E731
     names = {"norm": Variant(False, False), "bare": Variant(False, False, False)}
     curves = model_curves(model, run, names)

@@ -51,6 +51,7 @@ def test_every_mechanism(mechanism: str) -> None:
         {"reconstructs": True, "readings": 2, "norm": "instance", "pooling": "ends"},
         {"grid": (4, 4), "positions": "learned_2d", "inputs": "linear", "patch": 2},
         {"positions": "sinusoidal", "cutoffs": (4, 7), "mlp": "glu"},
+        {"norm": "batch", "post_norm": True, "activation": "relu", "pooling": "last"},
         {"mechanism": "hgrn", "options": {"is_complex": True}},
         {"mechanism": "linformer", "options": {"projection": "convolution"}},
         {"mechanism": "nystrom", "options": {"conv_kernel": 3}},

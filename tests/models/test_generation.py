@@ -35,6 +35,7 @@ def decoder(mechanism: str = "cosformer", **settings) -> models.CausalLM:
         ("linear", {"positions": "sinusoidal", "scale_embeddings": True}),
         ("flow", {"positions": "learned", "short_conv": 0}),
         ("gla", {"mlp": "none"}),
+        ("linear", {"post_norm": True, "activation": "relu"}),
         ("cosformer", {"hybrid": ("hgrn", "cosformer"), "num_layers": 3}),
     ],
 )

@@ -52,6 +52,7 @@ def assert_gradients_agree(make: Any, loss: Any, *names: str) -> None:
         {"positions": "learned"},
         {"positions": "learned", "short_conv": 3, "gate": True, "mlp": "glu"},
         {"positions": "none", "norm": "instance", "ema": 2, "pooling": "attention"},
+        {"positions": "learned", "norm": "batch", "post_norm": True, "pooling": "last"},
     ],
 )
 def test_a_classifier(packed: bool, changes: dict[str, Any]) -> None:

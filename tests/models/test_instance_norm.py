@@ -104,7 +104,7 @@ def test_all_norms_of_the_encoder_are_of_this_kind():
     ("settings", "message"),
     [
         ({"is_causal": True}, "norm: expected 'layer' with is_causal"),
-        ({"norm": "batch"}, "norm: expected"),
+        ({"norm": "group"}, "norm: expected one of layer, instance, batch"),
         ({"pooling": "mean"}, "pooling: expected another value with norm='instance'"),
         ({"padding": "zeros", "grid": (2, 2)}, "a constant row, got 'first'"),
         (

@@ -38,6 +38,8 @@ def _run(file: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
         ("linformer", {"options": {"features": 4}, "pooling": "attention"}),
         ("cosformer", {"short_conv": 3, "gate": True, "local_values": True}),
         ("linear", {"norm": "instance", "pooling": "attention"}),
+        ("cosformer", {"norm": "batch", "post_norm": True, "pooling": "last"}),
+        ("linear", {"activation": "relu", "padding": "zeros", "pooling": "last"}),
         (
             "linear",
             {"inputs": "linear", "positions": "learned_2d", "grid": (2, 4)}

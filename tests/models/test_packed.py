@@ -34,6 +34,7 @@ def _apart(model: SequenceClassifier, tokens: np.ndarray, lengths: np.ndarray) -
     [
         {"mechanism": "linear", "pooling": "mean"},
         {"mechanism": "cosformer", "pooling": "attention+ends", "short_conv": 3},
+        {"mechanism": "linear", "pooling": "last", "norm": "batch", "post_norm": True},
         {"mechanism": "softmax", "pooling": "first", "positions": "rotary"},
         {"mechanism": "linear", "positions": "rotary"},
         {"mechanism": "gau", "positions": "sinusoidal"},

@@ -91,7 +91,7 @@ def test_official_settings():
     assert rates == pytest.approx([0, 5e-4, 1e-3], rel=1e-3, abs=1e-9)
     assert get_preset("pathfinder", "official", "nystrom").model.embed_dim == 32
     assert get_preset("pathx", "official").train.clip_norm == 1.0
-    assert get_preset("path256", "official").model.pooling == "cls"
+    assert get_preset("path256", "official", "linear").model.pooling == "cls"
     linformer = get_preset("pathfinder64", "official", "linformer")
     assert linformer.model.attention_options.startswith("features=16,")
 
@@ -132,8 +132,8 @@ def test_official_settings():
             ["--model.norm: expected 'layer' with is_causal"],
         ),
         (
-            "--task=pathfinder --preset=official --model.norm=instance "
-            "--model.pooling=first",
+            "--task=pathfinder --preset=official --attention=linear "
+            "--model.norm=instance --model.pooling=first",
             ["--model.pooling: expected another value with --model.norm=instance"],
         ),
         (
@@ -187,8 +187,8 @@ def test_official_settings():
             ["--pretrain.target: expected tokens for --task=image", "got paths"],
         ),
         (
-            "--task=pathfinder --preset=modern --model.norm=batch",
-            ["--model.norm: expected one of layer, instance"],
+            "--task=pathfinder --preset=modern --model.norm=group",
+            ["--model.norm: expected one of layer, instance, batch"],
         ),
     ],
 )

@@ -14,6 +14,7 @@ from flax import nnx
 from lra_jax import evaluate, tasks
 from lra_jax.attention import registry
 from lra_jax.models import Buffer
+from lra_jax.models.batch_norm import RunningMean
 from lra_jax.training import Trainer, fit, meter, sharding
 from lra_jax.training.checkpoints import Progress
 from lra_jax.training.console import RunConsole
@@ -391,3 +392,38 @@ def test_model_shorter_than_the_data(data_dir, dataset, tmp_path):
     config = helpers.tiny(data_dir, model={"max_length": 59})
     with pytest.raises(ValueError, match=r"max_length: .* at least 60, .* got 59"):
         trainer(config, dataset, tmp_path)
+
+
+def test_batch_norms_keep_running_means(dataset, data_dir, tmp_path, monkeypatch):
+    """One device gives those of two, whose batch is one; a resumed run goes on."""
+    steps = {"steps": 8, "warmup": 1, "eval_every": 4}
+    model = {"norm": "batch", "input_dropout": 0.0}
+    config = helpers.tiny(data_dir, train=steps, model=model)
+    first = trainer(config, dataset, tmp_path / "two")
+    assert first.mesh.size == 2
+    drawn = jax.device_get(nnx.filter_state(first.state.params, RunningMean))
+    fit(first, RunConsole(8, quiet=True))
+    score = first.evaluate(first.state.params, "test")
+    first.checkpoints.close()
+    means = jax.device_get(nnx.filter_state(first.state.params, RunningMean))
+    pairs = zip(jax.tree.leaves(drawn), jax.tree.leaves(means), strict=True)
+    assert all((old != new).any() for old, new in pairs)
+    again = trainer(config.replace(seed=1), dataset, tmp_path / "two")
+    assert again.restore() == 8
+    helpers.assert_equal_trees(again.state, first.state)
+    assert again.evaluate(again.state.params, "test") == score
+    again.checkpoints.close()
+
+    mesh = jax.make_mesh(
+        (1, 1),
+        ("data", "seq"),
+        axis_types=(jax.sharding.AxisType.Auto,) * 2,
+        devices=jax.devices()[:1],
+    )
+    monkeypatch.setattr(sharding, "make_mesh", lambda *_: mesh)
+    single = trainer(config, dataset, tmp_path / "one")
+    fit(single, RunConsole(8, quiet=True))
+    single.checkpoints.close()
+    alone = nnx.filter_state(single.state.params, RunningMean)
+    for one, two in zip(jax.tree.leaves(alone), jax.tree.leaves(means), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)

@@ -80,7 +80,18 @@ MECHANISM = Mechanism(
     # OpenNLPLab/lra, trans-cosformer-lra-*.yaml; see lra_jax/configs/families.py.
     presets={
         "official": {
-            "*": {"model.attention_options": "eps=0.0001"},
+            "*": {
+                "model.attention_options": "eps=0.0001",
+                "model.positions": "sinusoidal",
+                "model.padding": "lengths",
+                "model.pooling": "mean",
+                "model.qkv_bias": True,
+                "model.input_dropout": 0.1,
+                "model.mlp_dropout": 0.0,
+                "train.adam_b2": 0.999,
+                "train.adam_eps": 1e-8,
+            },
+            "path*": {"model.inputs": "linear"},
             "listops": sizes(
                 num_layers=6, num_heads=8, embed_dim=128, qkv_dim=128, mlp_dim=256
             )
@@ -92,7 +103,6 @@ MECHANISM = Mechanism(
                 "train.steps": 80_000,
                 "train.batch_size": 50,
                 "train.eval_every": 1_000,
-                "model.pooling": "mean",
             },
             "text": sizes(
                 num_layers=5, num_heads=8, embed_dim=64, qkv_dim=64, mlp_dim=128
@@ -105,7 +115,7 @@ MECHANISM = Mechanism(
                 "train.steps": 50_000,
                 "train.warmup": 80,
                 "train.batch_size": 16,
-                "model.pooling": "mean",
+                "model.norm": "batch",
                 "model.max_length": 4_096,
                 "data.max_length": 4_096,
             },
@@ -120,7 +130,7 @@ MECHANISM = Mechanism(
                 "train.steps": 50_000,
                 "train.warmup": 800,
                 "train.eval_every": 1_000,
-                "model.pooling": "mean",
+                "model.post_norm": True,
                 "model.interaction": "nli",
             },
             "image": sizes(
@@ -131,15 +141,15 @@ MECHANISM = Mechanism(
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.004,
                 "train.weight_decay": 0.05,
-                "model.pooling": "mean",
                 "model.inputs": "linear",
-                "model.padding": "lengths",
+                "model.norm": "batch",
             },
             "pathfinder": sizes(
                 num_layers=6, num_heads=8, embed_dim=256, qkv_dim=256, mlp_dim=512
             )
             | {
                 "model.dropout": 0.1,
+                "model.pooling": "last",
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.0005,
                 "train.weight_decay": 0.0,

@@ -1,0 +1,155 @@
+"""Normalisation over batches, alone and in a model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import assert_close, assert_rejects
+from flax import nnx
+
+from lra_jax.models import SequenceClassifier
+from lra_jax.models.batch_norm import BatchNorm, RunningMean
+
+RNG = np.random.default_rng(0)
+SCALE, BIAS = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, -1.0])
+
+
+def _layer() -> BatchNorm:
+    layer = BatchNorm(3)
+    layer.scale[...] = jnp.asarray(SCALE, jnp.float32)
+    layer.bias[...] = jnp.asarray(BIAS, jnp.float32)
+    return layer
+
+
+def _reference(rows: np.ndarray, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
+    return (rows - mean) / np.sqrt(var + 1e-5) * SCALE + BIAS
+
+
+def _running(layer: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(layer.mean[...]), np.asarray(layer.var[...])
+
+
+def running(model: nnx.Module) -> list[np.ndarray]:
+    """All running means and variances of a model."""
+    return [np.asarray(x) for x in jax.tree.leaves(nnx.state(model, RunningMean))]
+
+
+def _model(**settings) -> SequenceClassifier:
+    return SequenceClassifier(
+        16,
+        num_classes=2,
+        mechanism="linear",
+        embed_dim=8,
+        mlp_dim=8,
+        max_length=16,
+        norm="batch",
+        rngs=nnx.Rngs(0),
+        **settings,
+    )
+
+
+def test_training_takes_the_statistics_of_the_batch_and_keeps_running_ones():
+    layer = _layer()
+    x = RNG.normal(3, 2, (2, 7, 3)).astype("float32")
+    rows = x.reshape(-1, 3)
+    assert_close(layer(x, training=True), _reference(x, rows.mean(0), rows.var(0)))
+    mean, var = _running(layer)
+    assert_close(mean, 0.1 * rows.mean(0))
+    assert_close(var, 0.9 + 0.1 * rows.var(0, ddof=1))
+    assert_close(layer(x), _reference(x, mean, var))
+    assert_close(_running(layer)[0], mean)
+
+
+def test_padding_does_not_count_even_if_it_is_nan():
+    x = RNG.normal(size=(2, 7, 3)).astype("float32")
+    mask = np.arange(7) < np.array([[5], [7]])
+    real = x[mask]
+    x[~mask] = np.nan
+    graph, state = nnx.split(_layer())
+
+    def total(x):
+        layer = nnx.merge(graph, state, copy=True)
+        out = layer(x, jnp.asarray(mask), training=True)
+        loss = jnp.where(mask[:, :, None], jnp.sin(out), 0).sum()
+        return loss, (out, layer.mean[...])
+
+    grad, (out, mean) = jax.grad(total, has_aux=True)(x)
+    assert_close(np.asarray(out)[mask], _reference(real, real.mean(0), real.var(0)))
+    assert_close(mean, 0.1 * real.mean(0))
+    assert np.isfinite(grad).all() and (np.asarray(grad)[~mask] == 0).all()
+
+
+def test_the_padding_of_packed_rows_does_not_count():
+    x = RNG.normal(size=(1, 6, 3)).astype("float32")
+    ids = jnp.array([[1, 1, 2, 2, 2, 0]])
+    out = _layer()(x, segment_ids=ids, training=True)
+    assert_close(out[:, :5], _layer()(x[:, :5], training=True))
+
+
+def test_gradients_are_those_of_finite_differences():
+    graph, state = nnx.split(_layer())
+
+    def loss(x):
+        return jnp.sin(nnx.merge(graph, state, copy=True)(x, training=True)).sum()
+
+    with jax.enable_x64(True):
+        x, way = RNG.normal(size=(2, 2, 4, 3))
+        ahead, behind = (loss(x + step * way) for step in (1e-5, -1e-5))
+        wanted = (ahead - behind) / 2e-5
+        np.testing.assert_allclose((jax.grad(loss)(x) * way).sum(), wanted, rtol=1e-7)
+
+
+@pytest.mark.parametrize("real", [0, 1])
+def test_a_batch_without_a_variance_leaves_the_running_ones(real):
+    layer = _layer()
+    out = layer(jnp.ones((1, 4, 3)), jnp.arange(4)[None] < real, training=True)
+    assert np.isfinite(out).all()
+    mean, var = _running(layer)
+    assert not mean.any() and (var == 1).all()
+
+
+def test_statistics_are_wide_and_the_output_is_not():
+    x = (300 + RNG.normal(size=(1, 512, 3))).astype("float32")
+    narrow = jnp.asarray(x, jnp.bfloat16)
+    layer = BatchNorm(3)
+    out = layer(narrow, training=True)
+    assert out.dtype == jnp.bfloat16 and layer.var[...].dtype == jnp.float32
+    wanted = BatchNorm(3)(narrow.astype(jnp.float32), training=True)
+    assert_close(out.astype(jnp.float32), wanted, tolerance=1e-2)
+
+
+def test_all_norms_of_the_encoder_are_of_this_kind_and_follow_training_alone():
+    model = _model(num_layers=1)
+    encoder = model.encoder
+    block = encoder.blocks[0]
+    norms = (block.attention_norm, block.mlp_norm, encoder.norm)
+    assert all(isinstance(norm, BatchNorm) for norm in norms)
+    tokens = jnp.asarray(RNG.integers(1, 16, (2, 12)))
+    before = running(model)
+    alone = model(tokens[:1, :5])
+    assert_close(model(tokens, jnp.array([5, 12]))[:1], alone)
+    for old, new in zip(before, running(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+    model(tokens, rngs=nnx.Rngs(dropout=0))
+    for old, new in zip(before, running(model), strict=True):
+        assert (old != new).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"is_causal": True}, "norm: expected 'layer' with is_causal"),
+        ({"remat": True}, "remat: expected False with norm='batch'"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    assert_rejects(lambda: _model(pooling="last", **settings), message)
+
+
+def test_arrays_that_do_not_fit():
+    x = jnp.zeros((2, 4, 3))
+    assert_rejects(lambda: BatchNorm(2)(x), "inputs: expected")
+    mask = jnp.ones((2, 5), bool)
+    assert_rejects(lambda: _layer()(x, mask), "mask: expected")
+    ids = jnp.ones((2, 5), int)
+    assert_rejects(lambda: _layer()(x, segment_ids=ids, training=True), "segment_ids")
