@@ -180,7 +180,10 @@ def test_layers_differ_and_seeds_repeat():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pooling": "max"}, "pooling: expected one of mean, cls, first, last, attention"),
+        (
+            {"pooling": "max"},
+            "pooling: expected one of mean, cls, first, last, attention",
+        ),
         (
             {"pooling": "first", "is_causal": True},
             "pooling: expected another value with is_causal, .*got 'first'",
