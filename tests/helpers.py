@@ -14,10 +14,12 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from lra_jax.attention import Mechanism
 from lra_jax.configs import Config, get_preset
+from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.training.console import RunConsole
 
 TRAIN = {
@@ -191,6 +193,16 @@ def damage(file: Path, how: str, foreign: Path | None = None) -> None:
             file.write_bytes(foreign.read_bytes())
         case _:
             raise ValueError(how)
+
+
+def move_running_means(model: nnx.Module) -> None:
+    """Gives batch norms other statistics than at first, when they change nothing."""
+    rng = np.random.default_rng(0)
+    for _, norm in nnx.iter_modules(model):
+        if isinstance(norm, BatchNorm):
+            size = norm.mean[...].shape
+            norm.mean[...] = jnp.asarray(rng.normal(size=size), jnp.float32)
+            norm.var[...] = jnp.asarray(rng.uniform(0.2, 3, size), jnp.float32)
 
 
 def assert_equal_trees(one: Any, two: Any) -> None:

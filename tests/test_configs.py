@@ -116,6 +116,14 @@ def test_official_settings_of_listops():
     assert rates == pytest.approx([0, 7.90569e-4, 1.581139e-3, 7.90569e-4], rel=1e-4)
 
 
+def test_units_that_replace_the_mlp_get_no_settings_of_it():
+    for preset in ("flowformer", "cosformer"):
+        config = get_preset("lm", preset, "gau")
+        assert (config.model.activation, config.model.mlp_dropout) == ("gelu", None)
+        tasks.get_task("lm").check(config)
+        assert get_preset("lm", preset, "flow").model.activation == "relu"
+
+
 def test_the_models_of_cosformers_own_group():
     """Those of its files, trans-cosformer-lra-*.yaml, and of S4's code around them."""
     models = {

@@ -131,8 +131,8 @@ class PretrainConfig:
     """Peak of the schedule of pretraining; None = that of the other steps."""
     probe_steps: int = 0
     """Steps after pretraining in which the labels train only pooling and head, and the
-    encoder stays as it is (linear probing, then fine-tuning: Kumar et al. 2022,
-    arXiv:2202.10054)."""
+    encoder stays as it is, except for the running means of batch norms (linear
+    probing, then fine-tuning: Kumar et al. 2022, arXiv:2202.10054)."""
 
     def part(self, step: int) -> Part:
         """The part of the run that the step after ``step`` steps belongs to."""

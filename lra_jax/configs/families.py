@@ -57,6 +57,8 @@ class Preset:
       train, model: their settings.
       data: the task's own settings; None = its defaults.
       rotary: use rotary positions instead of the model's if they suit the mechanism.
+
+    A mechanism whose units replace the MLP gets no settings of it.
     """
 
     train: TrainConfig
@@ -76,6 +78,8 @@ class Preset:
         )
         if self.rotary and attention in MECHANISMS and MECHANISMS[attention].rotary:
             config = config.replace(model={"positions": "rotary"})
+        if attention in MECHANISMS and not MECHANISMS[attention].mlp:
+            config = config.replace(model={"activation": "gelu", "mlp_dropout": None})
         return config
 
 

@@ -2,7 +2,7 @@
 
 Dropout keys come with the call, ``model(tokens, lengths, rngs=nnx.Rngs(dropout=key))``,
 so no module holds random state, and ``nnx.split(model, (nnx.Param, Buffer))`` captures
-everything: the trained arrays and the fixed ones.
+everything: the trained arrays, the fixed ones, and the running means of batch norms.
 """
 
 from lra_jax.models.arrays import load_arrays, save_arrays

@@ -14,7 +14,7 @@ from lra_jax.models.layers import at_positions
 
 
 class RunningMean(Buffer):
-    """A buffer that each training step moves towards the mean of its batch."""
+    """A buffer that each call in training moves towards the mean of its batch."""
 
 
 class BatchNorm(nnx.Module):

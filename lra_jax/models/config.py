@@ -348,7 +348,8 @@ class EncoderConfig:
       input_dropout, mlp_dropout: the rate on the embeddings, and after the activation
         of an MLP or in the memory; None = ``dropout``.
       remat: keep only each block's input for the backward pass, and recompute the rest:
-        less memory for about a third more arithmetic, with the same results.
+        less memory for about a third more arithmetic, with the same results. Not with
+        norm "batch".
       qkv_bias: biases in the attention's projections.
       short_conv, gate, ema, local_values: see `AttentionConfig`.
       conv_grid: ``short_conv`` is over squares of pixels, or patches, of the grid.
@@ -457,11 +458,14 @@ class EncoderConfig:
     def _check_mlp(self) -> None:
         """Refuses settings of an MLP that no block has."""
         kinds = {self.mlp_kind(index) for index in range(self.num_layers)}
+        cause = f"mlp={self.mlp!r}"
+        if self.mlp == "auto":
+            cause = f"{registry.resolve(self.mechanism).name!r}"
         if self.activation != "gelu" and "dense" not in kinds:
-            wanted = f"'gelu' with mlp={self.mlp!r}, which has no other"
+            wanted = f"'gelu' with {cause}, without a dense MLP"
             raise expected("activation", wanted, f"{self.activation!r}")
         if self.mlp_dropout is not None and kinds <= {"none", "attention"}:
-            wanted = f"None with mlp={self.mlp!r}, which is no MLP"
+            wanted = f"None with {cause}, without an MLP"
             raise expected("mlp_dropout", wanted, self.mlp_dropout)
 
     def mlp_kind(self, index: int) -> str:

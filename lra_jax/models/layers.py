@@ -63,7 +63,8 @@ def at_positions(row: jax.Array, like: jax.Array) -> jax.Array:
 
 def rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
     """`[B, K, D]`: the rows of `[B, T, D]` at positions `[B, K]`."""
-    return jnp.take_along_axis(x, positions[:, :, None], 1)
+    # Not take_along_axis, whose gather of a single sample ONNX would not have.
+    return jax.vmap(lambda rows, at: rows[at])(x, positions)
 
 
 class LayerNorm(nnx.Module):

@@ -25,6 +25,7 @@ from lra_jax.attention.registry import resolve
 from lra_jax.errors import expected, known, reason, renamed, within
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
+from lra_jax.models.batch_norm import RunningMean
 from lra_jax.models.config import AttentionConfig, Options
 from lra_jax.models.inputs import check_ids, embed_inputs
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
@@ -481,15 +482,20 @@ def _norm(weights: Weights, theirs: str, ours: str) -> dict[str, np.ndarray]:
     }
 
 
+# Other buffers are a mechanism's own.
+_COPIED = (nnx.Param, RunningMean)
+
+
 def fill(model: nnx.Module, given: Mapping[str, Any], source: str) -> None:
-    """Sets the parameters of these names; the mechanism's own are left unchanged.
+    """Sets the parameters and running means of these names; the mechanism's own arrays
+    are left unchanged.
 
     Raises:
       ValueError: an array is missing, left over, or has another shape; the message
         begins with ``source``.
     """
     left = dict(given)
-    for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+    for path, variable in nnx.to_flat_state(nnx.state(model, _COPIED)):
         name = ".".join(map(str, path))
         if name not in left:
             if _OWN.intersection(path):
@@ -525,7 +531,7 @@ def _of_ours(
         config, mechanism=mechanism, options=options, hybrid=()
     )
     new = type(model)(**settings, config=config, rngs=rngs)
-    arrays = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    arrays = nnx.to_flat_state(nnx.state(model, _COPIED))
     given = {".".join(map(str, path)): array[...] for path, array in arrays}
     fill(new, given, "source")
     return new

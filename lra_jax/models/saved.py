@@ -422,7 +422,7 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
 
 
 def _check_variables(model: nnx.Module) -> None:
-    """Refuses arrays that would not be written, such as running statistics."""
+    """Refuses arrays that would not be written, such as an ``nnx.BatchStat``."""
     kept = nnx.Param | Buffer | nnx.Intermediate
     found = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(model))}
     others = sorted(kind.__name__ for kind in found if not issubclass(kind, kept))

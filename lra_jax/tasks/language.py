@@ -256,13 +256,17 @@ def _check_masked(kind: str) -> None:
         raise expected("--data.checkpoint", "a checkpoint of --task=mlm", got)
 
 
+_FREE = ("dropout", "input_dropout", "mlp_dropout", "remat", "dtype", "reconstructs")
+"""Settings of an encoder that its arrays do not depend on."""
+
+
 def _check_same(own: Any, saved: Any) -> None:
-    """Refuses an encoder unlike the checkpoint's, except for dropout and the like.
+    """Refuses an encoder unlike the checkpoint's, except for `_FREE`.
 
     A vector for masked tokens is an addition to the checkpoint's arrays.
     """
     for field in dataclasses.fields(own):
-        if field.name in ("dropout", "remat", "dtype", "reconstructs"):
+        if field.name in _FREE:
             continue
         wanted, got = getattr(saved, field.name), getattr(own, field.name)
         if field.name in ("options", "mlp_options"):

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend import core
 
+from lra_jax.models.batch_norm import RunningMean
 from lra_jax.training import sharding
 from lra_jax.training.step import TrainState, all_finite
 from lra_jax.training.trainer import Trainer
@@ -64,6 +65,10 @@ def _first_bad(trainer: Trainer, state: TrainState, batch: dict[str, jax.Array])
     # The loss first: if it is bad, so is its gradient.
     if after.sums["loss"]:
         return f"{after.sums['loss']}, forward"
+    means = nnx.filter_state(after.params, RunningMean)
+    spoilt = next(filter(None, jax.tree.leaves(means)), "")
+    if spoilt:
+        return f"{spoilt}, forward"
     spoilt = next(filter(None, jax.tree.leaves(after.params)), "")
     return f"{spoilt}, backward" if spoilt else "every tensor is finite"
 

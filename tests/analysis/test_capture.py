@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -207,6 +208,7 @@ def test_parts_left_out_of_a_packed_row_keep_documents_apart():
 )
 def test_the_bound_of_a_model_and_its_attention_alone(kind, after):
     model, segments = packed_model(norm=kind, post_norm=after)
+    helpers.move_running_means(model)
     run = lambda: model(TOKENS[:1], segment_ids=segments)  # noqa: E731
     names = {"norm": Variant(False, False), "bare": Variant(False, False, False)}
     curves = model_curves(model, run, names)

@@ -67,6 +67,7 @@ def test_a_graph_is_the_model(tmp_path: Path, mechanism: str, settings: Any) -> 
     model = models.SequenceClassifier(
         16, 3, mechanism=mechanism, rngs=nnx.Rngs(params=0), **(SMALL | settings)
     )
+    helpers.move_running_means(model)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 16, (2, length)).astype(np.int32)
     lengths = np.array([length, 5], np.int32)
@@ -75,6 +76,19 @@ def test_a_graph_is_the_model(tmp_path: Path, mechanism: str, settings: Any) -> 
     wanted = helpers.call_model(type(model).__call__, model, tokens, lengths)
     got = _run(file, {"tokens": tokens, "lengths": lengths})
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["last", "ends"])
+def test_the_ends_of_a_single_sequence(tmp_path: Path, pooling: Any) -> None:
+    model = models.SequenceClassifier(
+        16, 3, mechanism="linear", pooling=pooling, rngs=nnx.Rngs(0), **SMALL
+    )
+    tokens = np.random.default_rng(0).integers(0, 16, (1, 8)).astype(np.int32)
+    lengths = np.array([5], np.int32)
+    file = tmp_path / "model.onnx"
+    models.export_onnx(file, model, length=8)
+    got = _run(file, {"tokens": tokens, "lengths": lengths})
+    np.testing.assert_allclose(got, model(tokens, lengths), rtol=1e-4, atol=1e-5)
 
 
 def test_long_softmax_has_a_graph(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def _apart(model: SequenceClassifier, tokens: np.ndarray, lengths: np.ndarray) -
 def test_a_packed_row_gives_the_logits_of_each_document(changes: dict) -> None:
     tokens = np.random.default_rng(0).integers(1, 11, IDS.shape)
     model = _classifier(**changes)
+    helpers.move_running_means(model)
     together = np.asarray(helpers.call_model(_together, model, tokens))
     places = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     rows = np.zeros((len(SPANS), 5), int)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -421,3 +422,14 @@ def test_a_source_keeps_its_arrays() -> None:
 def test_a_gate_of_the_source_would_be_lost() -> None:
     with pytest.raises(ValueError, match="mechanism: expected one without a gate"):
         models.from_softmax(_of_ours(gate=True), "gla")
+
+
+def test_running_means_come_along():
+    sizes = {"embed_dim": 8, "mlp_dim": 8, "max_length": 12, "norm": "batch"}
+    model = models.SequenceClassifier(
+        16, 3, mechanism="softmax", rngs=nnx.Rngs(0), **sizes
+    )
+    helpers.move_running_means(model)
+    tokens = np.random.default_rng(0).integers(1, 16, (2, 12))
+    again = models.from_softmax(model, "softmax")
+    np.testing.assert_allclose(again(tokens), model(tokens), rtol=1e-6)

@@ -91,7 +91,7 @@ MECHANISM = Mechanism(
                 "train.adam_b2": 0.999,
                 "train.adam_eps": 1e-8,
             },
-            "path*": {"model.inputs": "linear"},
+            "path*": {"model.inputs": "linear", "model.pooling": "last"},
             "listops": sizes(
                 num_layers=6, num_heads=8, embed_dim=128, qkv_dim=128, mlp_dim=256
             )
@@ -149,7 +149,6 @@ MECHANISM = Mechanism(
             )
             | {
                 "model.dropout": 0.1,
-                "model.pooling": "last",
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.0005,
                 "train.weight_decay": 0.0,
