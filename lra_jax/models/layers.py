@@ -64,7 +64,7 @@ def at_positions(row: jax.Array, like: jax.Array) -> jax.Array:
 def rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
     """`[B, K, D]`: the rows of `[B, T, D]` at positions `[B, K]`."""
     # Not take_along_axis, whose gather of a single sample ONNX would not have.
-    return jax.vmap(lambda rows, at: rows[at])(x, positions)
+    return jax.vmap(lambda rows, at: rows.at[at].get(mode="fill"))(x, positions)
 
 
 class LayerNorm(nnx.Module):

@@ -35,11 +35,8 @@ def losses(workdir, split: str = "train") -> list[float]:
     return [line["loss"] for line in read_metrics(workdir) if line["split"] == split]
 
 
-def test_one_device_gives_the_losses_of_two(
-    finished, dataset, data_dir, tmp_path, monkeypatch
-):
-    assert finished.trainer.mesh.size == 2
-    config = helpers.tiny(data_dir, train={"eval_every": 20})
+def use_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers made from now on have a mesh of one device."""
     mesh = jax.make_mesh(
         (1, 1),
         ("data", "seq"),
@@ -47,6 +44,14 @@ def test_one_device_gives_the_losses_of_two(
         devices=jax.devices()[:1],
     )
     monkeypatch.setattr(sharding, "make_mesh", lambda *_: mesh)
+
+
+def test_one_device_gives_the_losses_of_two(
+    finished, dataset, data_dir, tmp_path, monkeypatch
+):
+    assert finished.trainer.mesh.size == 2
+    config = helpers.tiny(data_dir, train={"eval_every": 20})
+    use_one_device(monkeypatch)
     single = trainer(config, dataset, tmp_path)
     fit(single, RunConsole(STEPS, quiet=True))
     single.checkpoints.close()
@@ -396,7 +401,8 @@ def test_model_shorter_than_the_data(data_dir, dataset, tmp_path):
 
 def test_batch_norms_keep_running_means(dataset, data_dir, tmp_path, monkeypatch):
     """One device gives those of two, whose batch is one; a resumed run goes on."""
-    steps = {"steps": 8, "warmup": 1, "eval_every": 4}
+    # Gradients that a batch norm cancels are rounding, which Adam would blow up.
+    steps = {"steps": 8, "warmup": 1, "eval_every": 4, "adam_eps": 1e-3}
     model = {"norm": "batch", "input_dropout": 0.0}
     config = helpers.tiny(data_dir, train=steps, model=model)
     first = trainer(config, dataset, tmp_path / "two")
@@ -414,16 +420,10 @@ def test_batch_norms_keep_running_means(dataset, data_dir, tmp_path, monkeypatch
     assert again.evaluate(again.state.params, "test") == score
     again.checkpoints.close()
 
-    mesh = jax.make_mesh(
-        (1, 1),
-        ("data", "seq"),
-        axis_types=(jax.sharding.AxisType.Auto,) * 2,
-        devices=jax.devices()[:1],
-    )
-    monkeypatch.setattr(sharding, "make_mesh", lambda *_: mesh)
+    use_one_device(monkeypatch)
     single = trainer(config, dataset, tmp_path / "one")
     fit(single, RunConsole(8, quiet=True))
     single.checkpoints.close()
     alone = nnx.filter_state(single.state.params, RunningMean)
     for one, two in zip(jax.tree.leaves(alone), jax.tree.leaves(means), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
