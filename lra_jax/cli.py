@@ -8,6 +8,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import gc
 import io
 import logging
 import os
@@ -65,12 +66,16 @@ def started(args: Sequence[str] | None) -> list[str]:
     """The arguments of a command; None = those of this process.
 
     In the latter case the process belongs to the command: it restarts with the
-    allocator's settings, and shows warnings on one line, those of its log as well.
+    allocator's settings, collects garbage less often, and shows warnings on one line,
+    those of its log as well.
     """
     if args is not None:
         return list(args)
     with user_errors():
         runtime.tune_allocator()
+    # Python 3.13's own setting. Tracing makes many objects and few cycles, and after
+    # every 700 of them, as in 3.11, collections took an eighth of a short run's time.
+    gc.set_threshold(2_000)
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
