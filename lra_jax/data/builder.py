@@ -111,7 +111,7 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         )
         features = {name: sequence for name in self.arrays()}
         label = tfds.features.Scalar(dtype=np.int64)
-        return tfds.core.DatasetInfo(
+        return _Info(
             builder=self,
             description=type(self).__doc__,
             features=tfds.features.FeaturesDict({**features, "label": label}),
@@ -138,6 +138,14 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
             # The shards share one iterator: tfds writes them in this order.
             shards[split] = [partial(itertools.islice, records, n) for n in sizes]
         return shards
+
+
+class _Info(tfds.core.DatasetInfo):
+    """Not looked up among those that tfds keeps online: ours are not there, and each
+    look would leave an empty folder in the system's temporary one."""
+
+    def initialize_from_bucket(self) -> None:
+        """Does nothing."""
 
 
 class _Recorder:

@@ -32,8 +32,11 @@ def check_memory(train: TrainConfig, encoder: EncoderConfig, length: int) -> Non
     device, total = memory()
     # Blocks that differ come in turn, so that many are one step.
     turn = max(len(encoder.hybrid), 1)
-    one, two = _parameters(encoder, turn), _parameters(encoder, 2 * turn)
-    count = int(one + (encoder.num_layers / turn - 1) * (two - one))
+    if encoder.num_layers <= 2 * turn:
+        count = _parameters(encoder, encoder.num_layers)
+    else:
+        one, two = _parameters(encoder, turn), _parameters(encoder, 2 * turn)
+        count = int(one + (encoder.num_layers / turn - 1) * (two - one))
     _check(
         "--model.num_layers, --model.embed_dim and the other sizes",
         "parameters, their gradient and two moments",

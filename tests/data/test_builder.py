@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -53,6 +54,14 @@ def test_a_second_run_opens_what_is_there(tmp_path, monkeypatch):
     second = listops.prepare(tmp_path, seed=1, **FEW_TREES | {"processes": 2})
     assert second.fingerprint == first.fingerprint
     assert second.folder == first.folder
+
+
+def test_nothing_is_left_in_the_temporary_folder(tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    listops.prepare(tmp_path / "data", seed=1, **FEW_TREES)
+    assert not list(temporary.iterdir())
 
 
 def test_settings_do_not_share_a_folder(tmp_path):
