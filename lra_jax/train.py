@@ -29,7 +29,8 @@ from lra_jax.errors import SWITCHES, a_thing, check_text, expected
 _DESCRIPTION = (
     "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
     "..., each in its own directory (in --workdir, if that is given). --dry-run "
-    "describes a run and what it will cost, without running it."
+    "describes a run and what it will cost, without running it; data not there yet are "
+    "prepared first."
 )
 
 __all__ = [
