@@ -74,7 +74,7 @@ def started(args: Sequence[str] | None) -> list[str]:
     with user_errors():
         runtime.tune_allocator()
     # Python 3.13's own setting. Tracing makes many objects and few cycles, and after
-    # every 700 of them, as in 3.11, collections took an eighth of a short run's time.
+    # every 700 of them, as in 3.11, collections took a tenth of a short run's time.
     gc.set_threshold(2_000)
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     handler = logging.StreamHandler()
