@@ -13,13 +13,12 @@ from lra_jax.tasks.encoder import encoder_config
 from .mechanisms import assert_close, assert_rejects, inputs
 
 GRID = (2, 4)
-every = pytest.mark.parametrize("name", ["cosformer", "retention", "hgrn"])
+every = pytest.mark.parametrize("name", ["cosformer", "hgrn"])
 
 
-@pytest.mark.parametrize("name", ["cosformer", "retention"])
-def test_one_row_is_one_dimension(name: str) -> None:
+def test_one_row_is_one_dimension() -> None:
     q, k, v = inputs(2, length=8, query_length=8)
-    call = attention.resolve(name).attention
+    call = attention.cosformer_attention
     assert_close(call(q, k, v, grid=(1, 8)), call(q, k, v))
     assert_close(call(q, k, v, grid=(8, 1)), call(q, k, v))
 

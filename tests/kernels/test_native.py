@@ -500,7 +500,6 @@ def test_what_is_refused() -> None:
     refused("grid: expected None, got .7, 1.", "cosformer", grid=(7, 1))
     refused("at most 30 if causal, got None", "flow", is_causal=True, clip=None)
     refused("competition: expected True", "flow", competition=False)
-    refused("grid: expected None, got .7, 1.", "retention", grid=(7, 1))
     angle = np.ones(arrays[0].shape[2], "float32")
     pairs = inputs(0, value_dim=2)
     refused("angle: expected None, got an array", "hgrn", arrays=pairs, angle=angle)

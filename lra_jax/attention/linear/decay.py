@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, masking
+from lra_jax.attention import feature_maps, masking
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
@@ -55,10 +55,7 @@ def checked_slopes(
 
 
 def kernel_refusal(
-    query: jax.Array,
-    key: jax.Array,
-    slopes: Slopes | None,
-    grid: inputs.Grid = None,
+    query: jax.Array, key: jax.Array, slopes: Slopes | None
 ) -> kernels.Refusal | None:
     """The argument that kernels do not support; None = they support all.
 
@@ -66,8 +63,6 @@ def kernel_refusal(
     """
     if isinstance(slopes, jax.core.Tracer):
         return "slopes", "known numbers, because they get no gradient", "a tracer"
-    if grid is not None:
-        return "grid", "None", f"{grid}"
     if query.shape[1] != key.shape[1]:
         return "key", f"the query's length T={query.shape[1]}", f"{key.shape[1]}"
     return None

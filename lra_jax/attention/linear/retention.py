@@ -14,9 +14,7 @@ that the divisions matter only through its eps. The authors' current code
 Without ``is_causal`` the sums run over all j with ``D_ij = gamma^|i - j|``. The paper
 has no such form; it is that of Fan et al. 2024 ("RMT: Retentive Networks Meet Vision
 Transformers") and Afzal et al. 2025 ("Linear Attention for Efficient Bidirectional
-Sequence Modeling"), with the paper's normalisations. With ``grid=(rows, columns)`` the
-distance is that of pixels in an image, as in Fan et al. (`linear.decay_grid`), and
-``sum_j D_ij`` runs over the whole image.
+Sequence Modeling"), with the paper's normalisations.
 
 Deviations: the authors stop the gradient of ``max(|sum_j R_ij|, 1)``; here gradients
 are exact, which under a norm gives the same up to its eps. They have no mask; here
@@ -38,7 +36,7 @@ import numpy as np
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear import decay, decay_grid, rotary
+from lra_jax.attention.linear import decay, rotary
 from lra_jax.attention.linear.sums import Sums
 from lra_jax.attention.registry import Mechanism
 
@@ -89,7 +87,6 @@ def retention_attention(
     *,
     segment_ids: jax.Array | None = None,
     slopes: decay.Slopes | None = None,
-    grid: inputs.Grid = None,
     rotate: bool = True,
     norm: str | None = "layer",
     eps: float = 1e-6,
@@ -107,14 +104,11 @@ def retention_attention(
       is_causal: position i sees keys 0..i only; needs T == S. Otherwise it sees all
         keys, with a decay by distance.
       slopes: `[N]`, not negative, -log(gamma) of each head; None = `retention_slopes`.
-      grid: rows and columns if the sequences are images, T = S = rows * columns; then
-        |i - j| is the distance in rows plus that in columns, and `chunking` is ignored.
-        None = one dimension.
       rotate: rotate queries and keys by position; needs an even H.
       norm: "layer" (the paper's GroupNorm) or "rms" normalises each head of a position
         separately; None returns the weighted sum, which is linear in the values.
       eps: of the norm.
-      implementation: as in `lightning_attention`; the kernels do not support a grid.
+      implementation: as in `lightning_attention`.
       deterministic: from Flax's layers; with it, ``decode=True`` is refused.
       chunking, precision, **flax: as in `linear_attention`.
 
@@ -135,17 +129,13 @@ def retention_attention(
     inputs.check_keywords(retention_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.refuse_decoding(deterministic, query, key, "retention")
-    inputs.check_grid(grid, query, key, is_causal, segment_ids)
     feature_maps.check_norm(norm)
     rows = packed.packed(segment_ids, query, key)
     mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
     dtype = inputs.accumulation_dtype(query, key, value)
     rates = decay.checked_slopes(slopes, retention_slopes(query.shape[2]), dtype)
-    if grid is not None:
-        spread = decay_grid.spread(rates, grid)
-    else:
-        last = None if is_causal else _last(mask, rows, key.shape[1])
-        spread = decay.spread(rates, query.shape[1], _first(mask, rows), last)
+    last = None if is_causal else _last(mask, rows, key.shape[1])
+    spread = decay.spread(rates, query.shape[1], _first(mask, rows), last)
     turned = _prepared(query, key, mask, spread, rotate, dtype)
     out = kernels.attended(
         implementation,
@@ -154,7 +144,7 @@ def retention_attention(
         mask,
         is_causal,
         mechanism="decay",
-        refusal=decay.kernel_refusal(query, key, slopes, grid),
+        refusal=decay.kernel_refusal(query, key, slopes),
         feature_map="identity",
         denominator="absolute",
         eps=1.0,
@@ -163,12 +153,7 @@ def retention_attention(
         slopes=rates,
         documents=packed.numbers(rows),
     )
-    if out is None and grid is not None:
-        sums = decay_grid.sums(
-            *turned, value, rates, grid, mask=mask, precision=precision
-        )
-        out = _bounded(*sums)
-    elif out is None:
+    if out is None:
         sums = decay.sums(
             *turned,
             value,
