@@ -81,8 +81,6 @@ class _Loop:
     def __post_init__(self) -> None:
         self.config = self.trainer.config
         self._compiled: set[Any] = set()
-        # On CPU, calls run ahead of the work, and a signal would have to wait for it.
-        self._waits = jax.default_backend() == "cpu" and jax.process_count() == 1
 
     def run(self, step: int, validated: bool) -> None:
         """Does the remaining steps; ``validated``: whether this one was scored."""
@@ -126,8 +124,6 @@ class _Loop:
         if signum:
             self._save(step)
             raise Interrupted(signum, step)
-        if self._waits:
-            jax.block_until_ready(trainer.state.step)
         return step
 
     def _validates(self, step: int) -> bool:

@@ -62,12 +62,18 @@ def under_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, called under ``jax.set_mesh``.
 
     That is how kernels, split sequences and the dense layers find the mesh.
+
+    On CPU devices a call returns when its work is done. XLA has one thread for each of
+    them; if several programs were under way, those of one device could occupy all
+    threads and wait there for an all-reduce with another device, which never starts.
     """
+    waits = mesh.devices.flat[0].platform == "cpu"
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         with jax.set_mesh(mesh):
-            return function(*args)
+            result = function(*args)
+        return jax.block_until_ready(result) if waits else result
 
     return call
 

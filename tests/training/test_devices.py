@@ -7,6 +7,7 @@ from typing import Any
 import helpers
 import jax
 import jax.numpy as jnp
+import many_calls
 import numpy as np
 import pytest
 from flax import nnx
@@ -234,3 +235,18 @@ def test_devices_exchange_only_gradients(task, attention, model, monkeypatch) ->
             jax.grad(loss), out_shardings=sharding.replicated(mesh)
         ).lower(sharding.replicate(mesh, params), sharding.shard_batch(mesh, batch))
         assert not EXCHANGES.findall(step.compile().as_text())
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_calls_on_several_devices_never_wait_for_each_other(devices) -> None:
+    """Without a wait, XLA aborts: programs of one device occupy all threads."""
+    flags = "--xla_cpu_collective_call_terminate_timeout_seconds=20"
+    ended = helpers.run(many_calls.__file__, f"{devices}", "100", XLA_FLAGS=flags)
+    assert ended.returncode == 0, ended.stderr
+    # Rows of a batch are equal: each goes through the same three lines.
+    row = np.ones(256)
+    for _ in range(6):
+        row = np.tanh(row)
+        row = row + 1 - row
+    total = 100 * 8 * devices * row.sum()
+    np.testing.assert_allclose(float(ended.stdout), total, rtol=1e-3)
