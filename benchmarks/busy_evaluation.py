@@ -31,12 +31,12 @@ def trainings(devices: int, at_once: int) -> list[dict[str, float]]:
         "JAX_PLATFORMS": "cpu",
         "LRA_JAX_CPU_DEVICES": str(devices),
     }
+    command = [sys.executable, "-m", "lra_jax.train", *FLAGS]
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "lra_jax.train", *FLAGS]
-                + [f"--workdir={folder}/{number}"],
+                [*command, f"--workdir={folder}/{number}"],
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
