@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import math
 import numbers
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -36,6 +37,15 @@ def known(name: str, value: str, choices: Iterable[str]) -> str:
         return value
     one = f"one of {', '.join(choices)}" if choices else "none"
     raise expected(name, one, f"{value!r}{did_you_mean(value, choices)}")
+
+
+def check_path(name: str, path: os.PathLike) -> None:
+    """Raises ``ValueError`` if Orbax or tfds would read a path as a pattern.
+
+    They list files by patterns that begin with the whole path, and would find none.
+    """
+    if any(sign in os.path.abspath(path) for sign in "*?["):
+        raise expected(name, "a path without *, ? and [", os.path.abspath(path))
 
 
 def check_types(settings: Any, prefix: str = "") -> None:

@@ -46,7 +46,7 @@ from tensorflow_datasets.core.utils import file_utils
 
 from lra_jax import progress, seals, signals
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.errors import expected, on_one_line
+from lra_jax.errors import check_path, expected, on_one_line
 from lra_jax.files import locked
 
 _SHARD_BYTES = 128 << 20
@@ -227,6 +227,7 @@ def prepare(
         version=builder_class.VERSION,
     )
     folder = pathlib.Path(folder)
+    check_path("--data.dir", folder)
     if not folder.exists():
         with _explained(folder, config.expected_bytes):
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -188,6 +188,7 @@ class Checkpoints:
         try:
             self._check_space(items)
             kept.save_checkpointables(step, items, force=True, overwrite=True)
+            self._check_written(kept, step, items)
             if hosts.is_writer():
                 seals.write(Path(kept.latest.path), run=self._run, **about)
         except Exception as error:  # Orbax' parts report a full disk in many ways.
@@ -198,6 +199,15 @@ class Checkpoints:
                 f"{kept.directory}: the checkpoint of step {step} cannot be written, "
                 f"earlier ones are kept: {on_one_line(error)}"
             ) from error
+
+    def _check_written(self, kept: Any, step: int, items: dict[str, Any]) -> None:
+        """Detects arrays without the manifest by which Orbax finds them."""
+        if not hosts.is_writer():
+            return
+        for tree in items.keys() & set(_TREES):
+            manifest = Path(kept.latest.path) / tree / "manifest.ocdbt"
+            if kept.latest.step != step or not manifest.exists():
+                raise FileNotFoundError(f"{manifest} was not written")
 
     def _check_space(self, items: dict[str, Any]) -> None:
         """Detects a full disk before Orbax, which would leave parts and messages."""

@@ -27,7 +27,7 @@ from typing import Any
 from lra_jax import seals
 from lra_jax.configs import Config
 from lra_jax.configs.base import with_effect
-from lra_jax.errors import expected, reason
+from lra_jax.errors import check_path, expected, reason
 from lra_jax.files import locked, write_json
 
 _MADE_FIRST = ("config.json", ".lock", "code", "events", "profile", "wandb")
@@ -47,8 +47,10 @@ def check_workdir(workdir: Path, config: Config) -> None:
     """Refuses what `open_workdir` would refuse with any data, before these are made.
 
     Raises:
-      ValueError: it belongs to a run of other settings, or cannot be made.
+      ValueError: it belongs to a run of other settings, cannot be made, or has a path
+        that checkpoints cannot have.
     """
+    check_path("--workdir", workdir)
     with _writable(workdir):
         above = next(path for path in (workdir, *workdir.parents) if path.exists())
         if not above.is_dir():

@@ -4,6 +4,9 @@ import contextlib
 import logging
 
 import helpers
+import jax.numpy as jnp
+import pytest
+from flax import nnx
 
 from lra_jax.training.checkpoints import Checkpoints
 
@@ -15,6 +18,17 @@ def test_only_messages_of_orbax_are_dropped(tmp_path, caplog):
         with contextlib.closing(Checkpoints(tmp_path)):
             logging.getLogger("absl").info("the sky falls")
         assert [record.message for record in caplog.records] == ["the sky falls"]
+
+
+def test_a_save_that_cannot_be_read_is_an_error(tmp_path):
+    """Orbax reads a path as a pattern, and writes no manifest into such a folder."""
+    folder = tmp_path / "run [2]"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        params = nnx.State({"kernel": nnx.Param(jnp.ones(4))})
+        with pytest.raises(OSError, match=r"step 3 cannot be written.*manifest"):
+            checkpoints.save_best(3, params)
 
 
 LATE = """
