@@ -281,32 +281,70 @@ def _fairseq(case: dict[str, Any]) -> Callable[[Arrays], jax.Array]:
     return run
 
 
-DIALECTS = {
-    "lucidrains/performer-pytorch": "lucidrains",
-    "google-research/long-range-arena": "google",
-    "idiap/fast-transformers": "fast_transformers",
-}
-
-
 def _performer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
     options = case["options"]
-    relu = "_relu_" in case["name"]
-    keywords: dict[str, Any] = {
-        "mask": stored.get("key_padding_mask"),
-        "is_causal": is_causal(case),
-        "dialect": DIALECTS[case["provenance"]["repo"]],
-        "kernel": options.get("kernel", "relu" if relu else "softmax"),
-        "hyperbolic": "+-" in options.get("features", ""),
-        "feature_eps": options.get("feature_eps"),
-    }
-    normalisers = {"d^-1/4": None, "none": 1.0}
-    keywords["scale"] = normalisers[options.get("data_normalizer", "d^-1/4")]
+    kernel = "relu" if "_relu_" in case["name"] else options.get("kernel", "softmax")
+    causal = is_causal(case)
+    repo = case["provenance"]["repo"]
+    # What the published code adds to denominators, unless it is without effect.
+    adds = "idiap" in repo or (causal and "lucidrains" in repo)
+    keywords: dict[str, Any] = {"is_causal": causal}
+    if kernel != "softmax" and not adds:
+        scale = 1.0 if options.get("data_normalizer") == "none" else None
+        eps = options["feature_eps"]
+        keywords |= {"kernel": kernel, "scale": scale, "feature_eps": eps}
 
     def run(a: Arrays) -> jax.Array:
+        q, k, v = a["q"], a["k"], a["v"]
         matrix = a["omega"].T if "omega" in a else a.get("projection")
-        return attention.performer_attention(a["q"], a["k"], a["v"], matrix, **keywords)
+        if "kernel" in keywords:
+            return attention.performer_attention(q, k, v, matrix, **keywords)
+        q, k = _published_features(case, kernel, matrix, q, k)
+        if adds:
+            # One more key, seen by all, with a value of zero.
+            added = q.sum(-1, keepdims=True) if causal else jnp.ones_like(q[..., :1])
+            q = jnp.concatenate([q, added], -1)
+            k = jnp.concatenate([k, jnp.zeros_like(k[..., :1])], -1)
+            q, k, v = (jnp.pad(x, [(0, 0), (1, 0), (0, 0), (0, 0)]) for x in (q, k, v))
+            k = k.at[:, 0, :, -1].set(1e-6)
+        out = attention.performer_attention(
+            q, k, v, kernel=lambda x: x, scale=1.0, feature_eps=0.0, **keywords
+        )
+        return out[:, 1:] if adds else out
 
     return run
+
+
+def _published_features(
+    case: dict[str, Any],
+    kernel: str,
+    matrix: jax.Array | None,
+    query: jax.Array,
+    key: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The features of the published code.
+
+    For softmax, Google and lucidrains have one reference for all keys and add an eps.
+    """
+    assert matrix is not None
+    repo, eps = case["provenance"]["repo"], case["options"].get("feature_eps", 0.0)
+    if "idiap" in repo:
+        matrix = jnp.concatenate([matrix, -matrix])
+
+    def phi(x: jax.Array, axes: int | tuple[int, ...]) -> jax.Array:
+        x = x * x.shape[-1] ** -0.25
+        products = jnp.einsum("bsnh,mh->bsnm", x, matrix, precision="highest")
+        if kernel == "relu":
+            return jax.nn.relu(products) + eps
+        top = products.max(axes, keepdims=True)
+        if "lucidrains" in repo:
+            top = jax.lax.stop_gradient(top)
+        if "idiap" in repo:
+            top = jnp.zeros_like(top)
+        exponents = products - jnp.square(x).sum(-1, keepdims=True) / 2 - top
+        return (jnp.exp(exponents) + eps) / np.sqrt(products.shape[-1])
+
+    return phi(query, -1), phi(key, (1, 3))
 
 
 BUILDERS = {

@@ -229,24 +229,11 @@ OPTIONS: list[tuple[str, dict]] = [
     ("gated_delta", {"feature_map": lambda x: jnp.sin(x[..., :-1])}),
     ("delta", {"feature_map": "identity", "beta_range": 2.0}),
     ("performer", {"kernel": "exp", "projection": PROJECTION}),
-    ("performer", {"kernel": "relu", "dialect": "google", "feature_eps": 0.1}),
+    ("performer", {"kernel": "relu", "scale": 1.0, "feature_eps": 0.1}),
     ("performer", {"kernel": "softmax", "projection": PROJECTION}),
     (
         "performer",
-        {
-            "kernel": "softmax",
-            "dialect": "fast_transformers",
-            "projection": PROJECTION,
-        },
-    ),
-    (
-        "performer",
-        {
-            "kernel": "softmax",
-            "hyperbolic": True,
-            "dialect": "lucidrains",
-            "projection": PROJECTION,
-        },
+        {"kernel": "softmax", "hyperbolic": True, "projection": PROJECTION},
     ),
 ]
 OPTIONS_OF_FORMS = [
@@ -255,13 +242,7 @@ OPTIONS_OF_FORMS = [
     for is_causal in (True, False)
     # The causal forms refuse the others, see below.
     if not is_causal
-    or (
-        more.get("clip", 1) not in (None, 40.0)
-        and (
-            more.get("kernel") != "softmax"
-            or more.get("dialect") == "fast_transformers"
-        )
-    )
+    or (more.get("clip", 1) not in (None, 40.0) and more.get("kernel") != "softmax")
 ]
 
 
@@ -507,9 +488,6 @@ def test_what_is_refused() -> None:
     refused("key: expected the query's length T=7, got 9", "lightning", arrays=other)
     softmax = {"kernel": "softmax", "projection": PROJECTION[:, : arrays[0].shape[3]]}
     refused("is_causal: expected False", "performer", is_causal=True, **softmax)
-    refused(
-        "dialect: expected one .* 'google'", "performer", **softmax, dialect="google"
-    )
     pallas = "'auto' or 'xla' on this machine, because Pallas.*'pallas' on 'cpu'"
     refused(pallas, implementation="pallas")
     only = "because its kernels are for CPUs .'native'., got 'pallas'"

@@ -7,9 +7,9 @@ the earlier ones to zero. So the keys before a position are divided into groups 
 entirely in its past, each with its own reference:
 
 - all chunks before its own, as one running sum whose reference is a running maximum;
-- within the chunk, for each block of 8, 16, 32, ... positions that holds the position
-  in its right half, the left half of the block;
-- its own group of 4, pair by pair.
+- within the chunk, for each block of 2, 4, 8, ... positions that holds the position in
+  its right half, the left half of the block;
+- the position itself.
 
 A group yields a numerator, a denominator and the exponent factored out of both; these
 are combined as in a blockwise softmax. Every factor is at most 1, every denominator at
@@ -20,7 +20,7 @@ The projection to M features happens inside a segment, so no T x M array is ever
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -29,13 +29,10 @@ import jax.numpy as jnp
 from lra_jax.attention import feature_maps, masking, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import decayed, prefix, triangle
+from lra_jax.attention.causal.prefix import decayed, prefix
 from lra_jax.attention.linear import random_features
-from lra_jax.attention.linear.random_features import half_square, lifted, lowest
+from lra_jax.attention.linear.random_features import half_square, lift, lowest
 from lra_jax.attention.linear.sums import no_sums
-
-# Positions in a group that is computed pair by pair.
-_GROUP = 4
 
 
 class PerformerSums(NamedTuple):
@@ -98,53 +95,53 @@ def _segment(
     state: _Carry,
     features: tuple[jax.Array, jax.Array, jax.Array],
     visible: jax.Array,
-    found: Documents | None = None,
+    rows: Documents | None = None,
 ) -> tuple[jax.Array, _Carry]:
     """One segment, see `engine.Form`; chunk sizes are powers of two."""
     query, key, value = features
     product = functools.partial(jnp.einsum, precision=options.features.precision)
-    rows, columns = (
+    queries, keys = (
         product("bnpih,bnmh->bnpim", x, state.matrix) for x in (query, key)
     )
     # A factor shared by all weights of a query, which would round the keys off.
-    rows = rows - jax.lax.stop_gradient(rows.max(-1, keepdims=True))
-    columns = columns - half_square(key)
-    columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
-    far, after = _far(product, state.sums, rows, columns, value, visible, found)
-    number = None if found is None else found.number
-    parts = [far, _nearest(product, rows, columns, value, visible, number)]
-    parts += _halves(product, rows, columns, value, visible, number)
-    return _added_up(parts), _Carry(after, state.matrix)
+    queries = queries - jax.lax.stop_gradient(queries.max(-1, keepdims=True))
+    keys = keys - half_square(key)
+    keys = jnp.where(visible[..., None], keys, lowest(keys.dtype))
+    far, after = _far(product, state.sums, queries, keys, value, visible, rows)
+    parts = [far, _itself(queries, keys, value, visible)]
+    size = 1
+    while size < keys.shape[3]:
+        parts.append(_left_halves(product, queries, keys, value, visible, rows, size))
+        size *= 2
+    return _add_up(parts), _Carry(after, state.matrix)
 
 
 def _far(
     product: Product,
     start: PerformerSums,
-    rows: jax.Array,
-    columns: jax.Array,
+    queries: jax.Array,
+    keys: jax.Array,
     value: jax.Array,
     visible: jax.Array,
-    found: Documents | None,
+    rows: Documents | None,
 ) -> tuple[_Part, PerformerSums]:
     """The part of the keys before each chunk, and the sums after the last chunk."""
-    if found is not None:
-        visible = visible & found.stays
-        columns = jnp.where(visible[..., None], columns, lowest(columns.dtype))
-    tops = columns.max(3)
-    tops = jnp.concatenate([start.peak[:, :, None], tops], 2)
-    tops = _running_max(jax.lax.stop_gradient(tops), found)
+    if rows is not None:
+        visible = visible & rows.stays
+        keys = jnp.where(visible[..., None], keys, lowest(keys.dtype))
+    tops = jnp.concatenate([start.peak[:, :, None], keys.max(3)], 2)
+    tops = _running_max(jax.lax.stop_gradient(tops), rows)
     before, after = tops[:, :, :-1], tops[:, :, 1:]
-    keys = decayed(columns - after[:, :, :, None], visible[..., None])
+    keys = decayed(keys - after[:, :, :, None], visible[..., None])
     updates = product("bnpjm,bnpjv->bnpmv", keys, value), keys.sum(3)
     # Before the first visible key there is nothing to scale down.
     decay = jnp.where(before > lowest(before.dtype), before - after, 0)
-    decay = documents.decay(decay, found, decay.dtype)
-    past = (start.summary, start.total)
-    (summary, total), sums = prefix(past, updates, decay)
-    queries, peak = lifted(rows, before[:, :, :, None])
-    if found is not None:
-        queries = documents.readers(queries, found)
-        peak = jnp.where(found.reads, peak, lowest(peak.dtype))
+    decay = documents.decay(decay, rows, decay.dtype)
+    (summary, total), sums = prefix((start.summary, start.total), updates, decay)
+    queries, peak = lift(queries, before[:, :, :, None])
+    if rows is not None:
+        queries = documents.readers(queries, rows)
+        peak = jnp.where(rows.reads, peak, lowest(peak.dtype))
     part = _Part(
         peak,
         product("bnpim,bnpmv->bnpiv", queries, summary),
@@ -153,97 +150,75 @@ def _far(
     return part, PerformerSums(sums[0], sums[1], after[:, :, -1])
 
 
-def _running_max(tops: jax.Array, found: Documents | None) -> jax.Array:
+def _running_max(tops: jax.Array, rows: Documents | None) -> jax.Array:
     """The running maximum of `[B, N, 1 + P, M]` since the start of a document."""
-    if found is None:
+    if rows is None:
         return jax.lax.cummax(tops, 2)
-    new = jnp.pad(~found.passes, [(0, 0), (0, 0), (1, 0)])[..., None]
+    starts = jnp.pad(~rows.passes, [(0, 0), (0, 0), (1, 0)])[..., None]
 
     def later(one: tuple, two: tuple) -> tuple:
-        kept = jnp.where(two[0], two[1], jnp.maximum(one[1], two[1]))
-        return one[0] | two[0], kept
+        top = jnp.where(two[0], two[1], jnp.maximum(one[1], two[1]))
+        return one[0] | two[0], top
 
-    new = jnp.broadcast_to(new, tops.shape)
-    return jax.lax.associative_scan(later, (new, tops), axis=2)[1]
+    starts = jnp.broadcast_to(starts, tops.shape)
+    return jax.lax.associative_scan(later, (starts, tops), axis=2)[1]
 
 
-def _nearest(
-    product: Product,
-    rows: jax.Array,
-    columns: jax.Array,
-    value: jax.Array,
-    visible: jax.Array,
-    number: jax.Array | None,
+def _itself(
+    queries: jax.Array, keys: jax.Array, value: jax.Array, visible: jax.Array
 ) -> _Part:
-    """The part of each position's own group, pair by pair."""
-    size = min(_GROUP, rows.shape[3])
-    rows, columns, value, visible = (
-        _grouped(x, size) for x in (rows, columns, value, visible)
-    )
-    exponents = rows[..., :, None, :] + columns[..., None, :, :]
-    seen = triangle(size)[None] & visible[..., None, :]
-    if number is not None:
-        number = _grouped(number, size)
-        seen &= number[..., :, None] == number[..., None, :]
-    highest = jnp.where(seen[..., None], exponents, lowest(rows.dtype))
-    peak = jax.lax.stop_gradient(highest.max((-1, -2)))
-    exponents = exponents - peak[..., None, None]
-    scores = decayed(exponents, seen[..., None]).sum(-1)
-    numerator = product("bnpgij,bnpgjv->bnpgiv", scores, value)
-    part = _Part(peak, numerator, scores.sum(-1))
-    return _Part(*(x.reshape(*x.shape[:3], -1, *x.shape[5:]) for x in part))
+    """The part of each position's own key."""
+    exponents = queries + keys
+    peak = jax.lax.stop_gradient(exponents.max(-1))
+    score = decayed(exponents - peak[..., None], visible[..., None]).sum(-1)
+    return _Part(peak, score[..., None] * value, score)
 
 
-def _halves(
+def _left_halves(
     product: Product,
-    rows: jax.Array,
-    columns: jax.Array,
+    queries: jax.Array,
+    keys: jax.Array,
     value: jax.Array,
     visible: jax.Array,
-    number: jax.Array | None,
-) -> Iterator[_Part]:
-    """For each size, the part that left halves contribute to right halves."""
-    size = _GROUP
-    while size < rows.shape[3]:
-        keys, values, seen = (
-            _grouped(x, 2 * size)[:, :, :, :, :size] for x in (columns, value, visible)
-        )
-        same = None
-        if number is not None:
-            # Only the document that is open between the halves.
-            both = _grouped(number, 2 * size)
-            same = both == both[..., size - 1 : size]
-            seen, same = seen & same[..., :size], same[..., size:]
-            keys = jnp.where(seen[..., None], keys, lowest(keys.dtype))
-        top = jax.lax.stop_gradient(keys.max(4, keepdims=True))
-        keys = decayed(keys - top, seen[..., None])
-        queries, peak = lifted(_grouped(rows, 2 * size)[:, :, :, :, size:], top)
-        if same is not None:
-            queries = jnp.where(same[..., None], queries, 0)
-            peak = jnp.where(same, peak, lowest(peak.dtype))
-        scores = product("bnpgim,bnpgjm->bnpgij", queries, keys)
-        numerator = product("bnpgij,bnpgjv->bnpgiv", scores, values)
-        floor = jnp.full_like(peak, lowest(peak.dtype))
-        yield _Part(
-            _right_half(peak, floor),
-            _right_half(numerator, jnp.zeros_like(numerator)),
-            _right_half(scores.sum(-1), jnp.zeros_like(peak)),
-        )
-        size *= 2
+    rows: Documents | None,
+    size: int,
+) -> _Part:
+    """What the left halves of blocks contribute to their right halves of this size."""
+
+    def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`[B, N, P, C, ...]` -> twice `[B, N, P, C / 2 / size, size, ...]`."""
+        x = x.reshape(*x.shape[:3], -1, 2, size, *x.shape[4:])
+        return x[:, :, :, :, 0], x[:, :, :, :, 1]
+
+    def at_right(x: jax.Array, left: jax.Array | float) -> jax.Array:
+        """The inverse, for a right half alone."""
+        both = jnp.stack([jnp.full_like(x, left), x], 4)
+        return both.reshape(*x.shape[:3], -1, *x.shape[5:])
+
+    (keys, _), (value, _), (seen, _) = map(halves, (keys, value, visible))
+    queries = halves(queries)[1]
+    reads = None
+    if rows is not None:
+        # Only the document that is open between the halves.
+        left, right = halves(rows.number)
+        seen, reads = seen & (left == left[..., -1:]), right == left[..., -1:]
+        keys = jnp.where(seen[..., None], keys, lowest(keys.dtype))
+    top = jax.lax.stop_gradient(keys.max(4, keepdims=True))
+    keys = decayed(keys - top, seen[..., None])
+    queries, peak = lift(queries, top)
+    if reads is not None:
+        queries = jnp.where(reads[..., None], queries, 0)
+        peak = jnp.where(reads, peak, lowest(peak.dtype))
+    scores = product("bnpgim,bnpgjm->bnpgij", queries, keys)
+    return _Part(
+        at_right(peak, lowest(peak.dtype)),
+        at_right(product("bnpgij,bnpgjv->bnpgiv", scores, value), 0),
+        at_right(scores.sum(-1), 0),
+    )
 
 
-def _grouped(x: jax.Array, size: int) -> jax.Array:
-    """`[B, N, P, C, ...]` -> `[B, N, P, C / size, size, ...]`."""
-    return x.reshape(*x.shape[:3], -1, size, *x.shape[4:])
-
-
-def _right_half(x: jax.Array, left: jax.Array) -> jax.Array:
-    """Two arrays `[B, N, P, G, size, ...]` -> `[B, N, P, C, ...]`."""
-    both = jnp.stack([left, x], 4)
-    return both.reshape(*x.shape[:3], -1, *x.shape[5:])
-
-
-def _added_up(parts: list[_Part]) -> jax.Array:
+def _add_up(parts: list[_Part]) -> jax.Array:
+    """The quotient of all numerators and all denominators."""
     peak = functools.reduce(jnp.maximum, [part.peak for part in parts])
     # The references need no gradient: the quotient does not depend on them.
     weights = [jnp.exp(part.peak - peak) for part in parts]

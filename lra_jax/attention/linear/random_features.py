@@ -8,14 +8,12 @@ kernel may also be defined by its features, ``phi(x) = f(W x) + eps``.
 The exponents grow with the norm of x, so exp needs a reference to subtract. Here each
 feature of the keys has its own, its largest exponent ``c_r = max_j g_jr``, and each
 query has one, ``max_r (a_ir + c_r)``: every factor is then at most 1, every denominator
-at least 1, and the references cancel exactly, whatever the norms. The published
-dialects subtract only ``max(W x)`` and then add an eps, which is all that remains if
-norms are large.
+at least 1, and the references cancel exactly, whatever the norms.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,40 +24,18 @@ from lra_jax.errors import expected
 
 SOFTMAX = "softmax"
 _MAPS = feature_maps.FEATURE_MAPS | {"exp": jnp.exp}
-
-
-class _Dialect(NamedTuple):
-    reference: str  # of the exponents: "exact", "max", "detached max" or "none"
-    softmax_eps: float  # added to softmax features
-    feature_eps: float  # added to other features
-    scaled: bool  # whether other features use x / H^(1/4), as softmax features do
-    denominator: str  # "sum", "threshold", "eps" or "causal eps"
-
-
-DIALECTS = {
-    "exact": _Dialect("exact", 0.0, 1e-3, True, "sum"),
-    "google": _Dialect("max", 1e-6, 1e-3, False, "threshold"),
-    "lucidrains": _Dialect("detached max", 1e-4, 1e-3, True, "causal eps"),
-    "fast_transformers": _Dialect("none", 0.0, 0.0, True, "eps"),
-}
-# The eps of denominators in "lucidrains" and "fast_transformers".
-_EPS = 1e-6
+_EPS = 1e-3
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which features are computed, and how the quotient is formed.
-
-    Attributes:
-      kernel, dialect, hyperbolic, feature_eps, scale: see `performer_attention`.
-      precision: of the matrix products.
+    """Which features are computed: the options of `performer_attention`.
 
     Raises:
       ValueError: an unknown name, or conflicting options.
     """
 
     kernel: feature_maps.FeatureMap = SOFTMAX
-    dialect: str = "exact"
     hyperbolic: bool = False
     feature_eps: float | None = None
     scale: float | None = None
@@ -69,53 +45,22 @@ class Options:
         if not callable(self.kernel) and self.kernel not in (SOFTMAX, *_MAPS):
             choices = f"one of {sorted((SOFTMAX, *_MAPS))} or a function of one array"
             raise expected("kernel", choices, f"{self.kernel!r}")
-        if self.dialect not in DIALECTS:
-            raise expected("dialect", f"one of {tuple(DIALECTS)}", f"{self.dialect!r}")
         inputs.check_flag("hyperbolic", self.hyperbolic)
-        if self.hyperbolic and self.kernel != SOFTMAX:
-            wanted = "False, since pairs exp(+-W x) are features of kernel='softmax'"
-            raise expected("hyperbolic", wanted, f"True with kernel={self.kernel!r}")
+        if self.hyperbolic and not self.softmax:
+            pairs = "False, since pairs exp(+-W x) are features of kernel='softmax'"
+            raise expected("hyperbolic", pairs, f"True with kernel={self.kernel!r}")
+        if self.softmax and self.feature_eps:
+            reason = "None, since softmax features need none"
+            raise expected("feature_eps", reason, f"{self.feature_eps!r}")
         if self.feature_eps is not None:
-            self._check_eps(self.feature_eps)
+            inputs.check_eps(self.feature_eps, "feature_eps")
         if self.scale is not None:
             inputs.check_number("scale", self.scale)
 
-    def _check_eps(self, eps: float) -> None:
-        if self.exact and eps:
-            wanted = "None, since the exact softmax features need none (the published "
-            raise expected("feature_eps", f"{wanted}dialects do)", f"{eps!r}")
-        inputs.check_eps(eps, "feature_eps")
-
     @property
-    def exact(self) -> bool:
-        """Whether these are softmax features with references that cancel."""
-        return self.kernel == SOFTMAX and self._dialect.reference == "exact"
-
-    @property
-    def whole_keys(self) -> bool:
-        """Whether the features of a key depend on all the others."""
-        return self.kernel == SOFTMAX and "max" in self._dialect.reference
-
-    def denominator_eps(self, is_causal: bool) -> float | None:
-        """What `divided` adds to a denominator; None = other than a number."""
-        rule = self._dialect.denominator
-        if rule == "threshold" and self.kernel == SOFTMAX:
-            return None
-        if rule == "causal eps" and is_causal:
-            return None
-        return _EPS if rule == "eps" else 0.0
-
-    @property
-    def added(self) -> float:
-        """The eps that is added to every feature."""
-        if self.feature_eps is not None:
-            return self.feature_eps
-        dialect = self._dialect
-        return dialect.softmax_eps if self.kernel == SOFTMAX else dialect.feature_eps
-
-    @property
-    def _dialect(self) -> _Dialect:
-        return DIALECTS[self.dialect]
+    def softmax(self) -> bool:
+        """Whether the features are those of the softmax kernel."""
+        return self.kernel == SOFTMAX
 
     def matrix(self, projection: jax.Array | None, head_dim: int) -> jax.Array | None:
         """The matrix W of all features; None = the features are f of x itself.
@@ -124,7 +69,7 @@ class Options:
           ValueError: the projection does not fit the head width, or is missing.
         """
         if projection is None:
-            if self.kernel != SOFTMAX:
+            if not self.softmax:
                 return None
             raise expected(
                 "projection",
@@ -141,11 +86,8 @@ class Options:
         return projection
 
     def scaled(self, x: jax.Array) -> jax.Array:
-        """x as the kernel sees it: ``x' = x / H^(1/4)``, unless ``scale`` is given."""
-        scale = self.scale
-        if scale is None:
-            plain = self.kernel != SOFTMAX and not self._dialect.scaled
-            scale = 1.0 if plain else x.shape[-1] ** -0.25
+        """``x' = x / H^(1/4)``, or x times the option ``scale``."""
+        scale = x.shape[-1] ** -0.25 if self.scale is None else self.scale
         return x * jnp.asarray(scale, x.dtype)
 
     def project(self, x: jax.Array, matrix: jax.Array | None) -> jax.Array:
@@ -163,75 +105,55 @@ def features(
     matrix: jax.Array | None,
     mask: jax.Array | None,
     options: Options,
-    found: packed.Packed | None = None,
-    heads_first: bool = True,
+    rows: packed.Packed | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The features of queries and keys, `[B, N, T, M]`, up to factors that cancel.
+    """The features of queries and keys, up to factors that cancel in the quotient.
 
     Args:
-      query: `[B, N, T, H]`, float32 or wider.
-      key: `[B, N, S, H]`, its padding zero.
+      query: `[B, T, N, H]`, float32 or wider.
+      key: `[B, S, N, H]`, its padding zero.
       matrix: W, `[M, H]`; or None.
-      mask: boolean `[B, S]`; the features of hidden keys are zero.
+      mask: boolean `[B, S]`; None = all keys are visible.
       options: which features.
-      found: where packed documents are, each with its own maximum; None = each row is
-        one.
-      heads_first: False for query and key `[B, T, N, H]`, and features accordingly.
+      rows: where packed documents are, each with its own reference.
+
+    Returns:
+      `[B, T, N, M]` and `[B, S, N, M]`, not hidden.
     """
-    visible = jnp.ones((1, 1, 1, 1), bool)
-    if mask is not None:
-        visible = jnp.expand_dims(mask, (1, 3) if heads_first else (2, 3))
-    if options.kernel == SOFTMAX:
-        make = _exact if options.exact else _published
-        axis = 2 if heads_first else 1
-        return make(query, key, matrix, visible, options, found, axis)
-    kernel = options.kernel
-    phi = kernel if callable(kernel) else _MAPS[kernel]
-    query_features, key_features = (
-        phi(options.project(x, matrix)) + jnp.asarray(options.added, x.dtype)
-        for x in (query, key)
-    )
-    return query_features, jnp.where(visible, key_features, 0)
-
-
-def _exact(
-    query: jax.Array,
-    key: jax.Array,
-    matrix: jax.Array | None,
-    visible: jax.Array,
-    options: Options,
-    found: packed.Packed | None,
-    axis: int,
-) -> tuple[jax.Array, jax.Array]:
+    queries, keys = options.project(query, matrix), options.project(key, matrix)
+    if not options.softmax:
+        kernel = options.kernel
+        phi = kernel if callable(kernel) else _MAPS[kernel]
+        eps = _EPS if options.feature_eps is None else options.feature_eps
+        return phi(queries) + jnp.asarray(eps, queries.dtype), (
+            phi(keys) + jnp.asarray(eps, keys.dtype)
+        )
     # The query's norm is a factor of all its weights, and is left out.
-    rows = options.project(query, matrix)
-    columns = options.project(key, matrix) - half_square(options.scaled(key))
-    columns = jnp.where(visible, columns, lowest(columns.dtype))
-    top = jax.lax.stop_gradient(_largest(columns, found, axis))
-    rows, _ = lifted(rows, top)
-    return rows, decayed(columns - top, visible)
+    keys = keys - half_square(options.scaled(key))
+    visible = jnp.ones((1, 1), bool) if mask is None else mask
+    visible = visible[..., None, None]
+    keys = jnp.where(visible, keys, lowest(keys.dtype))
+    if rows is None:
+        top = keys.max(1, keepdims=True)
+    else:
+        top = rows.over(jax.ops.segment_max, keys, 1)
+    top = jax.lax.stop_gradient(top)
+    return lift(queries, top)[0], decayed(keys - top, visible)
 
 
-def _largest(keys: jax.Array, found: packed.Packed | None, axis: int) -> jax.Array:
-    """Maxima over all keys, of size 1 along their axis, or per document, of size S."""
-    if found is None:
-        return keys.max(axis, keepdims=True)
-    return found.over(jax.ops.segment_max, keys, axis)
-
-
-def lifted(rows: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
+def lift(queries: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Query features for key features relative to ``top``, scaled to a maximum of 1.
 
     Args:
-      rows: exponents of the queries, `[..., M]`.
+      queries: exponents, `[..., M]`.
       top: reference of each key feature, broadcastable, without a gradient.
 
     Returns:
       The features `[..., M]`, and the exponent `[...]` by which they were lowered.
     """
-    rows = rows + top
-    peak = jax.lax.stop_gradient(rows.max(-1))
-    return jnp.exp(rows - peak[..., None]), peak
+    queries = queries + top
+    peak = jax.lax.stop_gradient(queries.max(-1))
+    return jnp.exp(queries - peak[..., None]), peak
 
 
 def half_square(x: jax.Array) -> jax.Array:
@@ -242,61 +164,6 @@ def half_square(x: jax.Array) -> jax.Array:
 def lowest(dtype: Any) -> jax.Array:
     """The exponent of hidden entries; finite, so that differences are finite too."""
     return jnp.asarray(jnp.finfo(dtype).min / 4, dtype)
-
-
-def _published(
-    query: jax.Array,
-    key: jax.Array,
-    matrix: jax.Array | None,
-    visible: jax.Array,
-    options: Options,
-    found: packed.Packed | None,
-    axis: int,
-) -> tuple[jax.Array, jax.Array]:
-    """``(exp(W x' - |x'|^2 / 2 - max) + eps) / sqrt(M)``.
-
-    The maximum is over the features of each query; for keys, over all visible keys and
-    their features in each head.
-    """
-    dialect = DIALECTS[options.dialect]
-
-    def phi(x: jax.Array, over_keys: bool, seen: jax.Array) -> jax.Array:
-        exponent = options.project(x, matrix)
-        top = jnp.where(seen, exponent, lowest(x.dtype)).max(3, keepdims=True)
-        top = _largest(top, found, axis) if over_keys else top
-        if dialect.reference == "detached max":
-            top = jax.lax.stop_gradient(top)
-        elif dialect.reference == "none":
-            top = jnp.zeros_like(top)
-        exponent = exponent - half_square(options.scaled(x)) - top
-        made = decayed(exponent, seen) + jnp.asarray(options.added, x.dtype)
-        made = made / math.sqrt(exponent.shape[-1])
-        return jnp.where(seen, made, 0)
-
-    everyone = jnp.ones((1, 1, 1, 1), bool)
-    return phi(query, False, everyone), phi(key, True, visible)
-
-
-def divided(
-    numerator: jax.Array,
-    denominator: jax.Array,
-    query_features: jax.Array,
-    is_causal: bool,
-    options: Options,
-) -> jax.Array:
-    """Divides `[B, N, T, Hv]` by `[B, N, T]`; zero where no key is visible."""
-    rule = DIALECTS[options.dialect].denominator
-    eps = jnp.asarray(_EPS, denominator.dtype)
-    if rule == "threshold" and options.kernel == SOFTMAX:
-        # The code has one number for both; with other kernels it is zero.
-        eps = jnp.asarray(options.added, denominator.dtype)
-        small = jnp.abs(denominator) <= eps
-        denominator = jnp.where(small, denominator + 2 * eps, denominator)
-    elif rule == "eps":
-        denominator = denominator + eps
-    elif rule == "causal eps" and is_causal:  # added to every sum of key features
-        denominator = denominator + eps * query_features.sum(-1)
-    return feature_maps.over(numerator, denominator[..., None])
 
 
 def performer_projection(

@@ -1,4 +1,4 @@
-"""Performer: its estimate, its dialects, large norms, other kernels, its projection."""
+"""Performer: its estimate, large norms, other kernels, its projection."""
 
 import functools
 
@@ -60,12 +60,11 @@ CASE = Case(
     unordered=("query", "key"),
 )
 
-DIALECTS = ("exact", "google", "lucidrains", "fast_transformers")
 W = projection(4)
 
 
 def long_inputs(seed: int, length: int = 41) -> tuple[np.ndarray, ...]:
-    """Long enough for halves of 4, 8 and 16 positions, and for several chunks."""
+    """Long enough for halves of up to 16 positions, and for several chunks."""
     return inputs(seed, query_length=length, length=length, value_dim=3)
 
 
@@ -127,70 +126,6 @@ def test_large_norms(size: int, causal: bool) -> None:
     with jax.enable_x64(True):
         wide = [np.asarray(x, "float64") for x in (size * q, size * k, v)]
         assert_close(call(*wide), wanted, 1e-10)
-
-
-def test_published_features_of_large_norms_are_their_eps() -> None:
-    """Why the default has other references: this is the mean of the values."""
-    q, k, v = (20 * x for x in inputs(4))
-    out = fast_jit(functools.partial(run("performer"), dialect="lucidrains"))(q, k, v)
-    mean = np.broadcast_to(v.mean(1, keepdims=True), v.shape)
-    assert_close(out, mean, 1e-2)
-    exact = formula(q, k, v, None, W)
-    assert np.abs(exact - mean).max() > 0.5 * np.abs(v).max()
-
-
-def _google(q, k, v, eps: float, causal: bool) -> np.ndarray:
-    """Softmax features as published by Google; one eps for features and denominator."""
-    w = W.astype("float64")
-
-    def features(x, axes):
-        x = np.asarray(x, np.float64).swapaxes(1, 2) / x.shape[-1] ** 0.25
-        exponents = x @ w.T
-        top = exponents.max(axes, keepdims=True)
-        exponents = exponents - (x**2).sum(-1, keepdims=True) / 2 - top
-        return (np.exp(exponents) + eps) / np.sqrt(len(w))
-
-    scores = features(q, -1) @ features(k, (-1, -2)).swapaxes(-1, -2)
-    scores = np.tril(scores) if causal else scores
-    sums = scores.sum(-1, keepdims=True)
-    sums = np.where(np.abs(sums) <= eps, sums + 2 * eps, sums)
-    return (scores / sums @ v.astype("float64").swapaxes(1, 2)).swapaxes(1, 2)
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
-@pytest.mark.parametrize("eps", [1e-6, 1e-4])
-def test_google_bounds_denominators_by_the_eps_of_the_features(
-    eps: float, causal: bool
-) -> None:
-    q, k, v = inputs(4)
-    call = functools.partial(
-        run("performer"), dialect="google", feature_eps=eps, is_causal=causal
-    )
-    # The larger the norms, the more features lie below the eps.
-    for scale in (1, 5, 20):
-        arrays = scale * q, scale * k, v
-        assert_close(fast_jit(call)(*arrays), _google(*arrays, eps, causal), 1e-4)
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
-def test_google_does_not_bound_denominators_of_other_kernels(causal: bool) -> None:
-    q, k, v = inputs(4)
-    small = functools.partial(
-        run("performer"),
-        projection=None,
-        kernel="relu",
-        dialect="google",
-        feature_eps=1e-5,
-        is_causal=causal,
-    )
-
-    def phi(x):
-        return np.maximum(x, 0) + 1e-5
-
-    # Sums of products of 4 features of 1e-5 and a bit.
-    arrays = 1e-5 * q, 1e-5 * k, v
-    wanted = _other_kernel(*arrays, None, phi, causal)
-    assert_close(fast_jit(small)(*arrays), wanted)
 
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(8, 16)], ids=str)
@@ -355,7 +290,7 @@ KERNELS = [
     ({"kernel": "relu"}, lambda u: np.maximum(u, 0) + 1e-3, True),
     ({"kernel": "exp", "feature_eps": 0.5}, lambda u: np.exp(u) + 0.5, True),
     ({"kernel": _abs, "projection": None}, lambda u: np.abs(u) + 1e-3, True),
-    ({"kernel": "relu", "dialect": "google"}, lambda u: np.maximum(u, 0) + 1e-3, False),
+    ({"kernel": "relu", "scale": 1.0}, lambda u: np.maximum(u, 0) + 1e-3, False),
 ]
 
 
@@ -391,8 +326,6 @@ def test_scale_and_pairs() -> None:
 STREAMED = [
     {"kernel": "relu", "feature_eps": 1e-2},
     {"hyperbolic": True, "scale": 0.4},
-    {"dialect": "fast_transformers"},
-    {"dialect": "lucidrains", "kernel": "relu"},
 ]
 
 
@@ -426,17 +359,6 @@ def test_options_reach_the_stream(options: dict) -> None:
         assert np.abs(np.asarray(array)).max() < 1e-4
 
 
-@pytest.mark.parametrize("dialect", ["google", "lucidrains"])
-def test_a_maximum_over_all_keys_has_no_stream(dialect: str) -> None:
-    arrays = inputs(12)
-    with pytest.raises(ValueError, match=f"dialect: expected .* all keys.*{dialect}"):
-        attention.performer_prefill(*arrays, W, dialect=dialect)
-    state = attention.performer_init(2, 2, 4, projection=W)
-    with pytest.raises(ValueError, match="dialect: expected"):
-        one = (x[:, 0] for x in arrays)
-        attention.performer_step(state, *one, W, dialect=dialect)
-
-
 def test_a_state_of_another_width() -> None:
     arrays = [x[:, 0] for x in inputs(13)]
     state = attention.performer_init(2, 2, 4, projection=W)
@@ -450,13 +372,11 @@ def test_a_state_of_another_width() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_padding_is_exact_in_every_dialect(dialect: str, causal: bool) -> None:
+def test_padding_is_exact(causal: bool) -> None:
     q, k, v = inputs(14, batch=3)
 
     def call(q, k, v, mask=None):
-        keywords = {"is_causal": causal, "dialect": dialect}
-        return attention.performer_attention(q, k, v, W, mask, **keywords)
+        return attention.performer_attention(q, k, v, W, mask, is_causal=causal)
 
     @fast_jit
     def together(q, k, v):
@@ -483,7 +403,6 @@ WRONG = np.ones((6, 16), "float32")
         ({"projection": WRONG[:0, :4]}, ("at least one row", "(0, 4)")),
         ({"projection": np.eye(4, dtype=int)}, ("floating", "int")),
         ({"kernel": "gelu"}, ("'relu'", "got 'gelu'")),
-        ({"dialect": "paper"}, ("('exact', 'google'", "'paper'")),
         ({"kernel": "relu", "hyperbolic": True}, ("False", "'relu'")),
         ({"feature_eps": 1e-4}, ("expected None", "0.0001")),
         ({"feature_eps": -1.0}, ("expected None", "-1.0")),

@@ -51,7 +51,7 @@ MORE_CHUNKINGS = [Chunking(1, 2), Chunking(4, 4), Chunking(64)]
 OPTIONS = [
     ("cosformer", {"reweight": False}, False),
     ("cosformer", {"reweight": False}, True),
-    ("performer", {"dialect": "google"}, False),
+    ("performer", {"kernel": "relu"}, False),
     ("performer", {"kernel": "relu"}, True),
     ("flow", {"clip": None}, False),
     ("flow", {"clip": None}, True),
