@@ -119,7 +119,6 @@ CHANGES = {
     ("model.mlp", "dense"): "without the gated MLP",
     ("data.permute", "False"): "arguments in their own order",
     ("train.curriculum", ""): "all lengths from the start",
-    ("model.ema", "16"): "with moving averages",
     ("seed", "1"): "the preset, seed 1",
     ("seed", "2"): "the preset, seed 2",
 }

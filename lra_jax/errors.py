@@ -48,6 +48,33 @@ def check_path(name: str, path: os.PathLike) -> None:
         raise expected(name, "a path without *, ? and [", os.path.abspath(path))
 
 
+# By part of a run's config, the settings of earlier versions and their values without
+# effect, which a file may still have.
+_REMOVED: dict[str, dict[str, Any]] = {"model": {"ema": 0}}
+
+
+def drop_removed(part: str, settings: Any, name: str) -> dict[str, Any]:
+    """The settings that a file holds, without those that this version has no more.
+
+    Args:
+      part: of a run's config, such as "model".
+      settings: a dict.
+      name: what the error calls the file.
+
+    Raises:
+      ValueError: a removed setting had an effect.
+      TypeError: the settings are no dict.
+    """
+    kept = dict(settings)
+    for setting, default in _REMOVED.get(part, {}).items():
+        value = kept.pop(setting, default)
+        if value != default:
+            setting = f"{part}.{setting}"
+            wanted = f"{setting}={default!r}, the only value in this version"
+            raise expected(name, wanted, f"{value!r}")
+    return kept
+
+
 def check_types(settings: Any, prefix: str = "") -> None:
     """Raises ``ValueError`` unless a dataclass has values of its fields' types.
 

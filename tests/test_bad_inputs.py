@@ -260,7 +260,6 @@ train --task=mqar --data.train=64/40:100 ~ --data.train: expected
 train --task=mad-recal ~ did you mean 'mad-recall'?
 train --train.curriculum=100:0.5,50:0.6 ~ --train.curriculum: expected LENGTH:FRACTION
 train --model.short_conv=-1 ~ --model.short_conv: expected
-train --model.ema=-1 ~ --model.ema: expected
 sweep --attention=softmax --suite=foo ~ --suite: expected one of
 train --task=text --data.path=nope ~ --data.path: expected a file or a folder
 train --task=text --data.validation=tets ~ did you mean 'test'?

@@ -452,3 +452,17 @@ def test_flags_of_the_helpers(tmp_path):
 
     config = helpers.tiny(tmp_path, tmp_path / "run", attention="flow", seed=5)
     assert parse_config("prog", "text", helpers.flags(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, None), (2, r"^config: expected model\.ema=0, .*, got 2$")],
+)
+def test_a_config_with_a_removed_setting(value: int, words: str | None):
+    stored = Config().to_dict()
+    stored["model"]["ema"] = value
+    if words is None:
+        assert Config.from_dict(stored) == Config()
+        return
+    with pytest.raises(ValueError, match=words):
+        Config.from_dict(stored)

@@ -166,7 +166,7 @@ def _check_layer(layer: MultiHeadAttention) -> None:
         "rotary positions": config.rotary,
         "shared heads of keys": layer.num_kv_heads != layer.num_heads,
     }
-    for name in ("short_conv", "gate", "ema", "local_values", "options"):
+    for name in ("short_conv", "gate", "local_values", "options"):
         wrong[name] = bool(getattr(config, name))
     found = [name for name, is_so in wrong.items() if is_so]
     if found:

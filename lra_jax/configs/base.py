@@ -20,6 +20,7 @@ from lra_jax.configs.registry import find_task
 from lra_jax.errors import (
     a_thing,
     check_types,
+    drop_removed,
     expected,
     known,
     not_negative,
@@ -216,8 +217,6 @@ class ModelConfig:
     gate: bool = False
     """Normalise each head of the attention output and gate it; mechanisms that have an
     output gate keep their own."""
-    ema: int = 0
-    """Damped moving averages per column, before queries and keys (MEGA); 0 = none."""
     local_values: bool = False
     """Add the values to the attention output: a path for local detail."""
     readings: int = 1
@@ -484,7 +483,10 @@ class Config:
             own = find_task(values["task"]).data
             parts = {"train": TrainConfig, "pretrain": PretrainConfig}
             parts |= {"model": ModelConfig, "data": own}
-            nested = {name: kind(**values[name]) for name, kind in parts.items()}
+            nested = {
+                name: kind(**drop_removed(name, values[name], "config"))
+                for name, kind in parts.items()
+            }
             given = {n: v for n, v in values.items() if n not in _OF_A_RUN}
             config = cls(**{**given, **nested})
         except (KeyError, TypeError) as error:

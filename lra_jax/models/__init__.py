@@ -13,7 +13,6 @@ from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
 from lra_jax.models.generation import generate
 from lra_jax.models.language import CausalLM, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
-from lra_jax.models.onnx import export_onnx
 from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
 from lra_jax.models.saved import Prediction, Saved, load, save
 from lra_jax.models.tokens import AutoEncoder, TokenClassifier
@@ -34,7 +33,6 @@ __all__ = [
     "SequenceClassifier",
     "TokenClassifier",
     "TransformerEncoder",
-    "export_onnx",
     "from_softmax",
     "generate",
     "load",

@@ -17,7 +17,6 @@ from lra_jax.models.config import AttentionConfig, configured
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
 from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, rotated
-from lra_jax.models.moving_average import MovingAverage
 from lra_jax.models.options import named
 from lra_jax.models.short_conv import ShortConv
 from lra_jax.models.stream import LayerState
@@ -95,13 +94,6 @@ class MultiHeadAttention(nnx.Module):
         widths = {"head": self.head_dim, "value": self.value_dim}
         sizes = (in_features, self.num_heads, widths)
         self.convs = nnx.Dict(self._convolutions(rngs))
-        self.ema: Any = (
-            MovingAverage(
-                in_features, config.ema, is_causal=config.is_causal, rngs=rngs
-            )
-            if config.ema
-            else None
-        )
         adds = config.adds_gate
         norm = HeadNorm(self.num_heads, self.value_dim) if adds else None
         self.out_norm: Any = norm
@@ -195,9 +187,8 @@ class MultiHeadAttention(nnx.Module):
         elif self.mechanism.cross is False:
             reason = f"{self.mechanism.name!r} has no cross form"
             raise expected("context", f"None, because {reason}", "an array")
-        elif self.config.local_values or self.config.ema or self.config.rotary:
-            wanted = "None with local_values, ema or rotary"
-            raise expected("context", wanted, "an array")
+        elif self.config.local_values or self.config.rotary:
+            raise expected("context", "None with local_values or rotary", "an array")
         self._check_shapes(inputs, context, memory)
         batch, length = inputs.shape[:2]
         mask = checked("mask", mask, "B S", {1, batch}, context.shape[1])
@@ -205,10 +196,6 @@ class MultiHeadAttention(nnx.Module):
         mask, query_mask = packed.shown(mask, rows), packed.shown(query_mask, rows)
         label = None if rows is None else rows.label
         value = self._heads("value", context, self.value_dim, mask, label)
-        own = inputs
-        if self.ema is not None:
-            smooth: jax.Array = self.ema(inputs, mask, label)
-            inputs, context = smooth, smooth
         query = self._queries("query", inputs, query_mask, label)
         key = self._queries("key", context, mask, label)
         if self.config.rotary:
@@ -242,7 +229,7 @@ class MultiHeadAttention(nnx.Module):
             # Under jit, the steps that both calls share are computed once.
             _, summary = with_memory(query, key, value, **keywords)
             memory = self._carried(memory, summary)
-        return self.finished(out, value, own), memory
+        return self.finished(out, value, inputs), memory
 
     @property
     def function(self) -> Callable[..., Any]:

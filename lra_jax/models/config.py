@@ -81,10 +81,6 @@ class AttentionConfig:
       gate: multiply the output, after normalising each head (RMS, with a learned gain),
         by ``silu(W_g x + b_g)``, as in retention and gated linear attention. Mechanisms
         that already have such a gate keep their own.
-      ema: number of MEGA's damped moving averages of each column, from which queries,
-        keys and the mechanism's own gates are made instead of from the inputs
-        (`lra_jax.models.moving_average`); 0 = none. Values, and the gate that ``gate``
-        adds, are made from the inputs.
       local_values: add the values to the output, after their convolution: a path for
         local detail, which a normalised mixture of all positions averages away (Han et
         al. 2023, "FLatten Transformer", arXiv:2308.00442, on images).
@@ -118,7 +114,6 @@ class AttentionConfig:
     short_conv: int = 0
     conv_grid: Grid = None
     gate: bool = False
-    ema: int = 0
     local_values: bool = False
     layer: int = 0
     num_layers: int = 1
@@ -131,8 +126,7 @@ class AttentionConfig:
             self,
             *("num_heads", "in_features", "qkv_features", "out_features", "max_length"),
         )
-        for name in ("short_conv", "ema"):
-            check_size(name, getattr(self, name), 0)
+        check_size("short_conv", self.short_conv, 0)
         for name in ("gate", "local_values"):
             check_flag(name, getattr(self, name))
         width = self.qkv_features or self.in_features
@@ -150,12 +144,6 @@ class AttentionConfig:
         self._check_ends()
         if self.rotary:
             self._check_rotary()
-        read = {"query", "key"} & set(self.mechanism.projections)
-        if self.ema and not read and not self.gates:
-            wanted = (
-                f"0 for {self.mechanism.name!r}, which has no queries, keys or gates"
-            )
-            raise expected("ema", wanted, self.ema)
         make = self.mechanism.make or self.mechanism.make_parameters
         if self.max_length is None and make and "max_length" in named(make):
             reason = f"{self.mechanism.name!r} has parameters for each position"
@@ -351,7 +339,7 @@ class EncoderConfig:
         less memory for about a third more arithmetic, with the same results. Not with
         norm "batch".
       qkv_bias: biases in the attention's projections.
-      short_conv, gate, ema, local_values: see `AttentionConfig`.
+      short_conv, gate, local_values: see `AttentionConfig`.
       conv_grid: ``short_conv`` is over squares of pixels, or patches, of the grid.
       dtype: dtype of the computation; parameters are float32.
 
@@ -395,7 +383,6 @@ class EncoderConfig:
     short_conv: int = 0
     conv_grid: bool = False
     gate: bool = False
-    ema: int = 0
     local_values: bool = False
     dtype: Any = None
 
@@ -588,7 +575,6 @@ class EncoderConfig:
             short_conv=self.short_conv,
             conv_grid=self.patch_grid if self.conv_grid else None,
             gate=self.gate,
-            ema=self.ema,
             local_values=self.local_values,
             layer=index,
             num_layers=self.num_layers,

@@ -62,8 +62,7 @@ def at_positions(row: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """`[B, K, D]`: the rows of `[B, T, D]` at positions `[B, K]`."""
-    # Not take_along_axis, whose gather of a single sample ONNX would not have.
+    """`[B, K, D]`: the rows of `[B, T, D]` at positions `[B, K]`; NaN beyond T."""
     return jax.vmap(lambda rows, at: rows.at[at].get(mode="fill"))(x, positions)
 
 

@@ -238,7 +238,6 @@ class PooledEncoder(nnx.Module):
         if mask is None or self.padding == "lengths" or "ends" not in self.pooling:
             return encoded[:, 0]
         length = mask.shape[1]
-        # Without an argmax, which ONNX would need an operator for.
         places = jnp.where(mask, length - jnp.arange(length), 1)
         return _row(encoded, length - places.max(1))
 

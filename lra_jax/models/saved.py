@@ -25,7 +25,7 @@ from flax import nnx
 from lra_jax import files, own_code, seals
 from lra_jax.attention.inputs import check_size
 from lra_jax.attention.registry import resolve, spell
-from lra_jax.errors import a_thing, expected, known, reason, writable
+from lra_jax.errors import a_thing, drop_removed, expected, known, reason, writable
 from lra_jax.models import arrays
 from lra_jax.models.attention import Buffer
 from lra_jax.models.classifier import SequenceClassifier
@@ -459,7 +459,8 @@ def maker(
     """
     rest = dict(described)
     kind = _BY_NAME[known("kind", rest.pop("kind"), _BY_NAME)]
-    settings = {name: _tuples(value) for name, value in rest.pop("encoder").items()}
+    stored = drop_removed("model", rest.pop("encoder"), "model")
+    settings = {name: _tuples(value) for name, value in stored.items()}
     dtype = settings["dtype"]
     for mechanism in (settings["mechanism"], *settings["hybrid"]):
         if not allow_code and ":" in mechanism:

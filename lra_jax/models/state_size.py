@@ -14,8 +14,8 @@ def state_size(encoder: TransformerEncoder) -> int | None:
     positions. A short convolution keeps a few more rows, which are not counted.
 
     Returns:
-      The count; None if a layer has no stream: it is not causal, its mechanism has
-      none, or it reads moving averages of its inputs.
+      The count; None if a layer has no stream: it is not causal, or its mechanism has
+      none.
     """
     layers = [
         part
@@ -29,7 +29,7 @@ def state_size(encoder: TransformerEncoder) -> int | None:
 
 def _layer_size(layer: MultiHeadAttention) -> int | None:
     config, mechanism = layer.config, layer.mechanism
-    if not (mechanism.stream and config.is_causal) or config.ema:
+    if not (mechanism.stream and config.is_causal):
         return None
     if mechanism.find_prefill() is None:
         return None

@@ -232,6 +232,4 @@ def _checked(layer: Layer) -> Callable[..., Any]:
     if config.rotary and config.max_length is None:
         wanted = "one with max_length for a stream with rotary positions"
         raise expected("layer", wanted, "one without")
-    if config.ema:
-        raise expected("layer", "one with ema=0 for a stream", f"ema={config.ema}")
     return run

@@ -325,7 +325,6 @@ def _parts(model: ModelConfig) -> list[str]:
         f"blocks of {model.hybrid.replace(',', ' and ')} in turn": model.hybrid,
         f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,
         f"short convolution of {window}": model.short_conv,
-        f"moving averages, {model.ema} a column": model.ema,
         "output gate": model.gate,
         "local values": model.local_values,
         "gated MLP": model.mlp == "glu",

@@ -168,7 +168,6 @@ def test_what_the_blocks_get():
         ({"options": {"eps": (1, 2, 3)}}, "eps: expected one value, .*got 3: 1/2/3"),
         ({"positions": "learned_2d"}, "grid: expected the rows and columns .*got None"),
         ({"positions": "rotary", "mechanism": "fnet"}, "rotary: .*got 'fnet'"),
-        ({"ema": 2, "mechanism": "fnet"}, "ema: expected 0 for 'fnet', .*got 2"),
         ({"cutoffs": (2, 1)}, r"cutoffs: expected increasing positive ids"),
         ({"cutoffs": (2.5,)}, r"cutoffs: expected increasing positive ids"),
         (

@@ -46,7 +46,7 @@ def test_every_mechanism(mechanism: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"gate": True, "short_conv": 3, "ema": 2, "pooling": "attention+ends"},
+        {"gate": True, "short_conv": 3, "pooling": "attention+ends"},
         {"pooling": "cls", "mlp": "product_key", "mlp_options": SMALL_MEMORY},
         {"reconstructs": True, "readings": 2, "norm": "instance", "pooling": "ends"},
         {"grid": (4, 4), "positions": "learned_2d", "inputs": "linear", "patch": 2},

@@ -354,6 +354,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected .* of a model, got a list"):
         models.load(file)
     described["model"]["encoder"]["embed_dim"] = 16
+    described["model"]["encoder"]["ema"] = 0  # Of an earlier version.
     notes.write_text(json.dumps(described))
     with pytest.raises(ValueError, match="expected the description that was written"):
         models.load(file)
@@ -361,6 +362,11 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     notes.write_text(json.dumps(described))
     with pytest.raises(ValueError, match=r"expected encoder\..* of float32"):
         models.load(file)
+    described["model"]["encoder"]["ema"] = 2
+    notes.write_text(json.dumps(described))
+    with pytest.raises(ValueError, match=r"model: expected model\.ema=0, .*, got 2$"):
+        models.load(file)
+    described["model"]["encoder"]["ema"] = 0
     with pytest.raises(ValueError, match="model: expected an attention given by name"):
         models.save(file, _classifier(mechanism=lambda query, key, value: value))
     file.write_bytes(b"nothing")

@@ -98,7 +98,7 @@ def _layer(mechanism: str, **more) -> Any:
 
 @pytest.mark.parametrize("mechanism", LAYERS)
 def test_padding_is_exact_with_every_part(mechanism: str):
-    layer = _layer(mechanism, local_values=True, ema=3)
+    layer = _layer(mechanism, local_values=True)
     x = RNG.normal(size=(2, 8, 8)).astype("float32")
     call = fast_jit(lambda x, mask: layer(x, mask=mask))
     mask = jnp.broadcast_to(jnp.arange(8)[None] < 5, (2, 8))
@@ -108,7 +108,7 @@ def test_padding_is_exact_with_every_part(mechanism: str):
 
 @pytest.mark.parametrize("mechanism", ["softmax", "cosformer", "flow", "gla", "hgrn"])
 def test_a_causal_layer_sees_no_future(mechanism: str):
-    layer = _layer(mechanism, is_causal=True, local_values=True, ema=3)
+    layer = _layer(mechanism, is_causal=True, local_values=True)
     x = RNG.normal(size=(1, 8, 8)).astype("float32")
     call = fast_jit(layer)
     other = jnp.asarray(x).at[:, 5:].add(1)
@@ -126,18 +126,6 @@ def test_a_layer_is_its_parts():
     mixed = layer.mechanism.attention(query, key, value) + value
     mixed = layer.out_norm(mixed).reshape(1, 8, 8)
     assert_close(layer(x), layer.out(mixed * jax.nn.silu(layer.out_gate(x))))
-
-
-def test_averages_are_for_queries_and_keys_alone():
-    layer = _layer("linear", gate=False, short_conv=0, ema=2)
-    x = jnp.asarray(RNG.normal(size=(1, 8, 8)).astype("float32"))
-    smooth = layer.ema(x)
-    query, key = (
-        getattr(layer, name)(smooth).reshape(1, 8, 2, 4) for name in ("query", "key")
-    )
-    value = layer.value(x).reshape(1, 8, 2, 4)
-    mixed = layer.mechanism.attention(query, key, value).reshape(1, 8, 8)
-    assert_close(layer(x), layer.out(mixed))
 
 
 def test_a_mechanism_with_a_gate_keeps_its_own():
@@ -174,13 +162,10 @@ def test_squares_are_for_images():
 def test_bad_parts():
     assert_rejects(lambda: _layer("linear", short_conv=-1), "short_conv", "-1")
     assert_rejects(lambda: _layer("linear", short_conv=2.5), "short_conv", "2.5")
-    assert_rejects(lambda: _layer("linear", ema=-1), "ema", "-1")
     assert_rejects(lambda: _layer("linear", gate="yes"), "gate", "'yes'")
     layer = _layer("linear", local_values=True)
     x = jnp.zeros((1, 4, 8))
     assert_rejects(lambda: layer(x, x), "context", "local_values")
-    smoothed = _layer("linear", ema=2)
-    assert_rejects(lambda: smoothed(x, x), "context", "ema")
 
 
 def _classifier(pooling: str) -> SequenceClassifier:

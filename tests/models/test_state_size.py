@@ -20,7 +20,6 @@ SIZES = {"num_layers": 2, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8, "max_len
         ({"mechanism": "hgrn"}, 2 * 16),
         ({"mechanism": "hgrn", "options": {"rotates": True}}, 2 * 16),
         ({"mechanism": "luna"}, None),
-        ({"mechanism": "linear", "ema": 2}, None),
         ({"mechanism": "linear", "is_causal": False}, None),
     ],
 )

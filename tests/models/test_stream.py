@@ -145,7 +145,6 @@ def test_what_cannot_be_streamed():
         lambda: prefill(_layer("linear", is_causal=False), x), "layer", "causal"
     )
     assert_rejects(lambda: prefill(_layer("gau"), x), "layer", "'gau'")
-    assert_rejects(lambda: prefill(_layer("linear", ema=2), x), "layer", "ema=2")
     rotary = _layer("softmax", rotary=True, max_length=None)
     assert_rejects(lambda: prefill(rotary, x), "layer", "max_length")
     assert_rejects(lambda: prefill(_layer("linear"), x[..., :4]), "inputs", "8")
