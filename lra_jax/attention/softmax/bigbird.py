@@ -88,43 +88,35 @@ def bigbird_attention(
         differ in length.
     """
     inputs.check_keywords(bigbird_attention, flax)
-    pattern = _Pattern(block, num_random, seed, is_causal)
-    queries, sequence = patterns.prepare(query, key, value, mask, is_causal, "bigbird")
-
-    def compute(
-        queries: jax.Array, place: jax.Array, sequence: key_sets.Sequence
-    ) -> jax.Array:
-        last = jnp.maximum(sequence.position.max(1), 0) // block
-        table = pattern.random(last, *queries.shape[1:3])
-        sets = pattern.sets(sequence, last, table)
-        out = patterns.attend(queries, place, sets, precision)
-        if is_causal:
-            return out
-        # Recompute the rows of the two global blocks over everything.
-        at = jnp.arange(queries.shape[2], dtype=last.dtype)[None, None, :, None, None]
-        for chosen in (jnp.zeros_like(last), last):
-            rows = key_sets.take_block(queries, chosen)[:, :, None]
-            everything = [key_sets.shared(sequence, key_sets.always)]
-            rows = patterns.attend(rows, place[:, :, :1], everything, precision)
-            here = at == chosen[:, None, None, None, None]
-            out = jnp.where(here, rows, out)
-        return out
-
-    out = patterns.in_blocks(compute, queries, sequence, block, mask)
-    return out.astype(query.dtype)
+    blocks = _Blocks(block, num_random, seed, is_causal)
+    pattern = patterns.Pattern(blocks.size, blocks.sets, blocks.global_runs)
+    return patterns.attention(
+        "bigbird", lambda _: pattern, query, key, value, mask, is_causal, precision
+    )
 
 
 bigbird_weights = dense.weights_of(bigbird_attention, "Rows sum to one or zero.")
 
 
-class _Pattern:
-    """Which blocks see each other; ``last`` is each sample's last block, `[1 or B]`."""
+class _Blocks:
+    """Which blocks see each other."""
 
-    def __init__(self, block: int, num_random: int, seed: int, is_causal: bool):
-        self.block = inputs.check_size("block", block)
+    def __init__(self, size: int, num_random: int, seed: int, is_causal: bool):
+        self.size = inputs.check_size("block", size)
         self.num_random = inputs.check_size("num_random", num_random, 0)
         self.seed = inputs.check_size("seed", seed, 0)
         self.is_causal = is_causal
+
+    def last(self, sequence: key_sets.Sequence) -> jax.Array:
+        """Each sample's last block, `[1 or B]`."""
+        return jnp.maximum(sequence.position.max(1), 0) // self.size
+
+    def global_runs(self, sequence: key_sets.Sequence) -> list[patterns.Run]:
+        """The two global blocks."""
+        if self.is_causal:
+            return []
+        last = self.last(sequence)
+        return [(first * self.size, self.size) for first in (0 * last, last)]
 
     def random(self, last: jax.Array, heads: int, count: int) -> jax.Array:
         """`[1 or B, N, P, R]`: the random blocks of each block; -1 = none."""
@@ -157,27 +149,29 @@ class _Pattern:
         chosen = 1 + table + jnp.where(1 + table >= begin[..., None], gap[..., None], 0)
         return jnp.where(table < free[..., None], chosen, -1)
 
-    def sets(
-        self, sequence: key_sets.Sequence, last: jax.Array, table: jax.Array
-    ) -> list[key_sets.Keys]:
+    def sets(self, sequence: key_sets.Sequence) -> list[key_sets.Keys]:
         """The key sets of each block, without duplicate pairs."""
-        size = self.block
+        size, block = self.size, self.last(sequence)
+        heads, length = sequence.key.shape[1:3]
+        last = block[:, None, None, None, None]
+
+        def is_far(query: jax.Array, _: jax.Array) -> jax.Array:
+            return query // size > 1
+
+        def is_far_from_last(query: jax.Array, _: jax.Array) -> jax.Array:
+            return (jnp.abs(query // size - last) > 1) & (last > 0)
+
         after = 0 if self.is_causal else size
-        nearby = key_sets.not_later if self.is_causal else key_sets.always
-        last = last[:, None, None, None, None]
         first = key_sets.part(sequence, 0, size)
         sets = [
-            key_sets.band(sequence, size, size, after, nearby),
-            key_sets.shared(first, lambda query, _: query // size > 1),
+            key_sets.band(sequence, size, size, after, key_sets.always),
+            key_sets.shared(first, is_far),
         ]
         if not self.is_causal:
-            final = key_sets.take_part(sequence, size, last.reshape(-1))
-
-            def rule(query: jax.Array, _: jax.Array) -> jax.Array:
-                return (jnp.abs(query // size - last) > 1) & (last > 0)
-
-            sets.append(key_sets.shared(final, rule))
+            final = key_sets.take_part(sequence, size, block)
+            sets.append(key_sets.shared(final, is_far_from_last))
         if self.num_random:
+            table = self.random(block, heads, -(-length // size))
             sets.append(key_sets.listed(sequence, size, table, key_sets.always))
         return sets
 

@@ -6,6 +6,7 @@ block the keys of their neighbourhood (`band`), of all or part of the sequence
 (`listed`). Positions count from 0; a hidden key has position -1 wherever it lies.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,9 +58,14 @@ def always(query: jax.Array, key: jax.Array) -> jax.Array:
     return jnp.ones((1,) * query.ndim, bool)
 
 
-def not_later(query: jax.Array, key: jax.Array) -> jax.Array:
-    """The rule of causal attention."""
-    return key <= query
+def within(window: int) -> Rule:
+    """The rule of a window on each side."""
+    return lambda query, key: jnp.abs(query - key) <= window
+
+
+def in_block(size: int) -> Rule:
+    """The rule of blocks that see only themselves."""
+    return lambda query, key: query // size == key // size
 
 
 def cut(x: jax.Array, size: int) -> jax.Array:
@@ -85,16 +91,28 @@ def part(sequence: Sequence, start: int, stop: int) -> Sequence:
     return jax.tree.map(lambda x: x[:, :, start:stop], sequence)
 
 
-def take_block(x: jax.Array, index: jax.Array) -> jax.Array:
-    """One block of each sample: `[B, N, P, C, H]`, `[1 or B]` -> `[B, N, C, H]`."""
-    batch = max(len(x), len(index))
-    x, index = (jnp.broadcast_to(a, (batch, *a.shape[1:])) for a in (x, index))
-    return jax.vmap(lambda x, i: x[:, i])(x, index)
+def take_run(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
+    """Positions from ``start`` on, `[1 or B]`, as one block, `[B, N, 1, count, H]`."""
+    x = x.reshape(*x.shape[:2], 1, -1, x.shape[-1])
+    batch = max(len(x), len(start))
+    x, start = (jnp.broadcast_to(a, (batch, *a.shape[1:])) for a in (x, start))
+    take = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=count, axis=2)
+    return jax.vmap(take)(x, start)
+
+
+def put_run(x: jax.Array, run: jax.Array, start: jax.Array) -> jax.Array:
+    """Replaces the positions of `take_run` in blocks `[B, N, P, C, H]`."""
+    flat = x.reshape(*x.shape[:2], 1, -1, x.shape[-1])
+    start = jnp.broadcast_to(start, x.shape[:1])
+    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2)
+    return jax.vmap(put)(flat, run, start).reshape(x.shape)
 
 
 def take_part(sequence: Sequence, size: int, index: jax.Array) -> Sequence:
     """The keys of one block of each sample, given by ``index`` `[1 or B]`."""
-    return jax.tree.map(lambda x: take_block(cut(x, size), index), sequence)
+    return jax.tree.map(
+        lambda x: take_run(cut(x, size), index * size, size)[:, :, 0], sequence
+    )
 
 
 def ends(sequence: Sequence, size: int, count: int) -> Sequence:

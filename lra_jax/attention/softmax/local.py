@@ -16,7 +16,6 @@ are contiguous. A row that sees nothing is exactly zero.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
 from lra_jax.attention.in_turn import documents_in_turn
@@ -96,27 +95,23 @@ def local_attention(
         wanted = "one of them, a window around each query or blocks of positions"
         raise expected("window, block", wanted, got)
     reach = inputs.check_size("window", WINDOW if window is None else window, 0)
-    own = None if block is None else inputs.check_size("block", block)
-    queries, sequence = patterns.prepare(query, key, value, mask, is_causal, "local")
-    length = queries.shape[2]
-    if own is None:
-        size, before, after = patterns.band_sizes(reach, length, is_causal)
-    else:
-        size, before, after = min(own, length), 0, 0
+    if block is not None:
+        block = inputs.check_size("block", block)
 
-    def sees(query: jax.Array, key: jax.Array) -> jax.Array:
-        near = jnp.abs(query - key) <= reach
-        near = near if own is None else query // own == key // own
-        return near & (key <= query) if is_causal else near
+    def pattern(length: int) -> patterns.Pattern:
+        if block is not None:
+            sees = key_sets.in_block(block)
+            sizes = min(block, length), 0, 0
+        else:
+            sees = key_sets.within(reach)
+            sizes = patterns.band_sizes(reach, length, is_causal)
+        return patterns.Pattern(
+            sizes[0], lambda keys: [key_sets.band(keys, *sizes, sees)]
+        )
 
-    def compute(
-        queries: jax.Array, place: jax.Array, sequence: key_sets.Sequence
-    ) -> jax.Array:
-        near = key_sets.band(sequence, size, before, after, sees)
-        return patterns.attend(queries, place, [near], precision)
-
-    out = patterns.in_blocks(compute, queries, sequence, size, mask)
-    return out.astype(query.dtype)
+    return patterns.attention(
+        "local", pattern, query, key, value, mask, is_causal, precision
+    )
 
 
 local_weights = dense.weights_of(local_attention, "Rows sum to one or zero.")

@@ -88,38 +88,27 @@ def longformer_attention(
     inputs.check_keywords(longformer_attention, flax)
     window = inputs.check_size("window", window, 0)
     count = inputs.check_size("global_tokens", global_tokens, 0)
-    queries, sequence = patterns.prepare(
-        query, key, value, mask, is_causal, "longformer"
-    )
-    size, before, after = patterns.band_sizes(window, queries.shape[2], is_causal)
-    sees = key_sets.not_later if is_causal else key_sets.always
-
-    def is_near(query: jax.Array, key: jax.Array) -> jax.Array:
-        return (jnp.abs(query - key) <= window) & sees(query, key)
+    near = key_sets.within(window)
 
     def is_far_global(query: jax.Array, key: jax.Array) -> jax.Array:
-        return (jnp.abs(query - key) > window) & (key < count) & sees(query, key)
+        return ~near(query, key) & (key < count)
 
-    def compute(
-        queries: jax.Array, place: jax.Array, sequence: key_sets.Sequence
-    ) -> jax.Array:
-        sets = [key_sets.band(sequence, size, before, after, is_near)]
-        if not count:
-            return patterns.attend(queries, place, sets, precision)
-        first = key_sets.part(sequence, 0, count)
-        sets.append(key_sets.shared(first, is_far_global))
-        out = patterns.attend(queries, place, sets, precision)
-        # Recompute the rows of the global tokens over everything.
-        queries, place, out = (
-            x.reshape(*x.shape[:2], 1, -1, x.shape[-1]) for x in (queries, place, out)
-        )
-        queries, place = queries[:, :, :, :count], place[:, :, :, :count]
-        everything = [key_sets.shared(sequence, sees)]
-        rows = patterns.attend(queries, place, everything, precision)
-        return jnp.concatenate([rows, out[:, :, :, count:]], axis=3)
+    def pattern(length: int) -> patterns.Pattern:
+        size, before, after = patterns.band_sizes(window, length, is_causal)
 
-    out = patterns.in_blocks(compute, queries, sequence, size, mask)
-    return out.astype(query.dtype)
+        def sets(sequence: key_sets.Sequence) -> list[key_sets.Keys]:
+            band = key_sets.band(sequence, size, before, after, near)
+            if not count:
+                return [band]
+            first = key_sets.part(sequence, 0, count)
+            return [band, key_sets.shared(first, is_far_global)]
+
+        runs = [(jnp.zeros((1,), jnp.int32), min(count, length))] if count else []
+        return patterns.Pattern(size, sets, lambda _: runs)
+
+    return patterns.attention(
+        "longformer", pattern, query, key, value, mask, is_causal, precision
+    )
 
 
 longformer_weights = dense.weights_of(longformer_attention, "Rows sum to one or zero.")

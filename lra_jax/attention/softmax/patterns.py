@@ -2,11 +2,11 @@
 
 ``out_i = sum_{j in A(i)} softmax_j(q_i . k_j / sqrt(H)) v_j`` with a set A(i) that
 depends on positions alone: windows, global tokens, strides, random blocks. The
-sequence is cut into P blocks of C positions. A pattern gives the sets of keys that the
-queries of each block may see (`softmax.key_sets`): gathered blocks, not an n-by-n mask.
-`attend` computes the scores of every set, leaves out the pairs that the pattern's rule
-excludes, and normalises over all sets together. Sets must not overlap: a pair in two of
-them would count twice.
+sequence is cut into P blocks of C positions. A `Pattern` gives the sets of keys that
+the queries of each block may see (`softmax.key_sets`): gathered blocks, not an n-by-n
+mask. `attention` computes the scores of every set, leaves out the pairs that the set's
+rule excludes, and normalises over all sets together. Sets must not overlap: a pair in
+two of them would count twice.
 
 Cost: O(T K (H + Hv)) time and O(T K) memory for K gathered keys per query. The backward
 pass keeps only the inputs and gathers again.
@@ -19,6 +19,7 @@ or wider, and a row that sees nothing is exactly zero.
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,66 @@ _PRODUCTS = {
 # Block sizes for patterns that do not fix them: small enough that few gathered keys lie
 # outside a query's window, large enough for the matrix products.
 _SMALLEST, _LARGEST = 32, 64
+
+# The first position of each sample, `[1 or B]`, and how many there are.
+Run = tuple[jax.Array, int]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which keys a query sees; causal forms leave out the later ones of these.
+
+    Attributes:
+      size: C, positions of a block of queries.
+      sets: from keys and values to the sets of keys that each block sees.
+      global_runs: from keys and values to runs of positions, all the same for the
+        heads, whose queries see every position instead.
+    """
+
+    size: int
+    sets: Callable[[Sequence], list[Keys]]
+    global_runs: Callable[[Sequence], list[Run]] = lambda _: []
+
+
+def attention(
+    name: str,
+    pattern: Callable[[int], Pattern],
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    is_causal: bool,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    """Softmax attention over a pattern's keys, `[B, T, N, Hv]` in the query's dtype.
+
+    Args:
+      name: of the mechanism, for the messages.
+      pattern: from the length T to the pattern.
+      query, key, value, mask, is_causal: as in `prepare`, which raises if they are
+        wrong.
+      precision: of the matrix products.
+    """
+    rows, sequence = prepare(query, key, value, mask, is_causal, name)
+    chosen = pattern(rows.shape[2])
+
+    def visible(keys: Keys) -> Keys:
+        if not is_causal:
+            return keys
+        return replace(keys, rule=lambda i, j: keys.rule(i, j) & (j <= i))
+
+    def compute(queries: jax.Array, place: jax.Array, sequence: Sequence) -> jax.Array:
+        sets = [visible(keys) for keys in chosen.sets(sequence)]
+        out = attend(queries, place, sets, precision)
+        for start, count in chosen.global_runs(sequence):
+            everything = [visible(key_sets.shared(sequence, key_sets.always))]
+            run, at = (key_sets.take_run(x, start, count) for x in (queries, place))
+            run = attend(run, at, everything, precision)
+            out = key_sets.put_run(out, run, start)
+        return out
+
+    out = in_blocks(compute, rows, sequence, chosen.size, mask)
+    return out.astype(query.dtype)
 
 
 def prepare(

@@ -22,7 +22,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
 from lra_jax.attention.in_turn import documents_in_turn
@@ -92,40 +91,37 @@ def sparse_attention(
     """
     inputs.check_keywords(sparse_attention, flax)
     known("pattern", pattern, ("strided", "fixed"))
-    queries, sequence = patterns.prepare(query, key, value, mask, is_causal, "sparse")
-    length = queries.shape[2]
-    stride, count = _sizes(pattern, stride, summary, max_length, length)
-    size = min(stride, length)
-    sees = key_sets.not_later if is_causal else key_sets.always
 
-    def is_near(query: jax.Array, key: jax.Array) -> jax.Array:
-        if pattern == "strided":
-            return (jnp.abs(query - key) <= stride) & sees(query, key)
-        return (query // stride == key // stride) & sees(query, key)
+    def plan(length: int) -> patterns.Pattern:
+        distance, count = _sizes(pattern, stride, summary, max_length, length)
+        size = min(distance, length)
+        after = 0 if is_causal else size
+        near, same = key_sets.within(distance), key_sets.in_block(distance)
 
-    def is_far(query: jax.Array, key: jax.Array) -> jax.Array:
-        if pattern == "strided":
-            far = (jnp.abs(query - key) > stride) & ((query - key) % stride == 0)
-        else:
-            far = query // stride != key // stride
-            far &= key % stride >= stride - count
-        return far & sees(query, key)
+        def in_step(query: jax.Array, key: jax.Array) -> jax.Array:
+            return ~near(query, key) & ((query - key) % distance == 0)
 
-    def compute(
-        queries: jax.Array, place: jax.Array, sequence: key_sets.Sequence
-    ) -> jax.Array:
-        if pattern == "strided":
-            after = 0 if is_causal else size
-            near = key_sets.band(sequence, size, size, after, is_near)
-            far = key_sets.columns(sequence, size, is_far)
-        else:
+        def in_summary(query: jax.Array, key: jax.Array) -> jax.Array:
+            return ~same(query, key) & (key % distance >= distance - count)
+
+        def strided(sequence: key_sets.Sequence) -> list[key_sets.Keys]:
+            return [
+                key_sets.band(sequence, size, size, after, near),
+                key_sets.columns(sequence, size, in_step),
+            ]
+
+        def fixed(sequence: key_sets.Sequence) -> list[key_sets.Keys]:
             ends = key_sets.ends(sequence, size, min(count, size))
-            near = key_sets.band(sequence, size, 0, 0, is_near)
-            far = key_sets.shared(ends, is_far)
-        return patterns.attend(queries, place, [near, far], precision)
+            return [
+                key_sets.band(sequence, size, 0, 0, same),
+                key_sets.shared(ends, in_summary),
+            ]
 
-    out = patterns.in_blocks(compute, queries, sequence, size, mask)
-    return out.astype(query.dtype)
+        return patterns.Pattern(size, strided if pattern == "strided" else fixed)
+
+    return patterns.attention(
+        "sparse", plan, query, key, value, mask, is_causal, precision
+    )
 
 
 def _sizes(

@@ -174,10 +174,10 @@ def test_no_array_grows_with_the_square(name, options, power, causal) -> None:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_random_blocks_are_distinct_seeded_and_spread(causal: bool) -> None:
-    from lra_jax.attention.softmax.bigbird import _Pattern
+    from lra_jax.attention.softmax.bigbird import _Blocks
 
     def table(seed: int) -> np.ndarray:
-        pattern = _Pattern(1, 3, seed, causal)
+        pattern = _Blocks(1, 3, seed, causal)
         return np.asarray(pattern.random(jnp.array([39], "int32"), 2, 40))[0]
 
     blocks = table(0)
