@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from lra_jax import runtime
 from lra_jax.attention import registry
@@ -346,11 +346,13 @@ def _types(settings: Any, prefix: str = "--") -> dict[str, Any]:
     """The type of each flag of a dataclass, or of an instance, which includes the
     task's own settings."""
     found = {}
+    kind = settings if isinstance(settings, type) else type(settings)
+    hints = get_type_hints(kind)
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name, None)
-        part = value if dataclasses.is_dataclass(value) else field.type
+        part = value if dataclasses.is_dataclass(value) else hints[field.name]
         if dataclasses.is_dataclass(part):
             found |= _types(part, f"{prefix}{field.name}.")
         else:
-            found[prefix + field.name] = field.type
+            found[prefix + field.name] = hints[field.name]
     return found

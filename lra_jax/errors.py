@@ -1,12 +1,13 @@
 """The single form of errors in user input: ``name: expected ..., got ...``."""
 
 import contextlib
+import dataclasses
 import difflib
 import math
 import numbers
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
 def expected(name: str, wanted: object, got: object) -> ValueError:
@@ -65,6 +66,8 @@ def drop_removed(part: str, settings: Any, name: str) -> dict[str, Any]:
       ValueError: a removed setting had an effect.
       TypeError: the settings are no dict.
     """
+    if not isinstance(settings, dict):
+        raise TypeError(a_thing(settings))
     kept = dict(settings)
     for setting, default in _REMOVED.get(part, {}).items():
         value = kept.pop(setting, default)
@@ -78,10 +81,11 @@ def drop_removed(part: str, settings: Any, name: str) -> dict[str, Any]:
 def check_types(settings: Any, prefix: str = "") -> None:
     """Raises ``ValueError`` unless a dataclass has values of its fields' types.
 
-    Checks fields that are text, booleans, numbers, or `Literal`s; the error's name is
-    the field's, after the prefix. Integers must fit into 32 bits, like those of arrays
-    and seeds.
+    Checks fields that are text, booleans, numbers, or `Literal`s, and the `Range` in a
+    number's annotation; the error's name is the field's, after the prefix. Integers
+    must fit into 32 bits, like those of arrays and seeds.
     """
+    ranges = _ranges(type(settings))
     for name, kind in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
         if get_origin(kind) is Literal:
@@ -96,6 +100,46 @@ def check_types(settings: Any, prefix: str = "") -> None:
         if isinstance(value, int) and abs(value) > _LARGEST:
             wanted = f"a number of at most {_LARGEST}"
             raise expected(f"{prefix}{name}", wanted, f"{value}"[:60])
+        if name in ranges and value is not None and value not in ranges[name]:
+            raise expected(f"{prefix}{name}", ranges[name].words, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may have, as a part of its type: `Size`, `Rate`.
+
+    Attributes:
+      words: what the error says is expected.
+      least, most: the smallest and the largest number.
+      above, below: numbers that are just outside.
+    """
+
+    words: str
+    least: float = 0
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and self.above < value < self.below
+
+
+Size = Annotated[int, Range("a positive int", 1)]
+Count = Annotated[int, Range("0 or a positive int")]
+Positive = Annotated[float, Range("a positive finite number", above=0)]
+NotNegative = Annotated[float, Range("0 or a positive finite number")]
+Rate = Annotated[float, Range("a number in [0, 1)", below=1)]
+
+
+def _ranges(kind: type) -> dict[str, Range]:
+    """The range of each field that has one."""
+    ranges = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        for one in (hint, *get_args(hint)):  # Of ``Rate | None``, too.
+            for note in getattr(one, "__metadata__", ()):
+                if isinstance(note, Range):
+                    ranges[name] = note
+    return ranges
 
 
 def check_text(name: str, kind: Any, text: str) -> None:

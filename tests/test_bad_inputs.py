@@ -177,7 +177,7 @@ train --train.length_warmup=a:b ~ got 'a:b'
 train --task=image --train.length_warmup=128:0.5 ~ expected nothing for images
 train --model.num_heads=3 ~ --model.num_heads: expected a divisor of
 train --model.num_heads=0 ~ --model.num_heads: expected a positive int
-train --model.num_layers=1001 ~ --model.num_layers: expected at most 1000, got 1001
+train --model.num_layers=1001 ~ --model.num_layers: expected 1 to 1000, got 1001
 train --model.embed_dim=2147483646 ~ --model.num_layers, --model.embed_dim and
 train --preset=compact --model.max_length=2147483647 ~ the memory
 train --model.max_length=10 ~ --data.max_length: expected at most
@@ -481,7 +481,7 @@ EDITS: tuple[tuple[str, Any, str], ...] = (
     ("model", "small", "config: expected the fields"),
     ("model.num_heads", 3, "--model.num_heads: expected a divisor of"),
     ("model.num_heads", "2", "--model.num_heads: expected an int, got '2'"),
-    ("model.num_layers", 10**6, "--model.num_layers: expected at most 1000"),
+    ("model.num_layers", 10**6, "--model.num_layers: expected 1 to 1000"),
     ("model.dropout", 2, "--model.dropout: expected a number in [0, 1)"),
     ("model.dropout", {}, "--model.dropout: expected a number"),
     ("model.max_length", 3, "--data.max_length: expected at most"),

@@ -13,11 +13,17 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from lra_jax.attention.registry import MECHANISMS, spell
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import (
+    Count,
+    NotNegative,
+    Positive,
+    Range,
+    Rate,
+    Size,
     a_thing,
     check_types,
     drop_removed,
@@ -30,6 +36,8 @@ from lra_jax.errors import (
 
 # More than any machine has cores, so that a typo does not start a million.
 _MOST_PROCESSES = 4096
+# The most that anybody has trained: DeepNet, arXiv:2203.00555.
+Depth = Annotated[int, Range("1 to 1000", 1, 1000)]
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
 BestBy = Literal["accuracy", "loss"]
@@ -40,18 +48,18 @@ Part = Literal["pretrain", "probe", "train"]
 class TrainConfig:
     """Optimisation, evaluation and logging."""
 
-    steps: int = 5000
+    steps: Size = 5000
     """Training steps, one batch each."""
-    batch_size: int = 32
+    batch_size: Size = 32
     """Examples in a batch, across all devices."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Peak of the schedule; for `lra` and `lra_cosine`, the base factor."""
     schedule: Schedule = "cosine"
     """cosine: warm-up, then a cosine to 0. linear: warm-up, then linear to 0.
     trapezoid: warm-up, constant, then linear to 0 over the last fifth. constant:
     warm-up, then constant. lra: base * min(1, step / warmup) / sqrt(max(step, warmup)).
     lra_cosine: that of LRA's image tasks."""
-    warmup: int = 500
+    warmup: Count = 500
     """Warm-up steps."""
     length_warmup: str = ""
     """Sequence-length warm-up: `128:0.3,512:0.4` shows the first 128 tokens of every
@@ -60,33 +68,33 @@ class TrainConfig:
     curriculum: str = ""
     """Short examples first: `700:0.6` trains on whole examples of at most 700 tokens
     for 60 % of the steps, then on all. Not for images."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Decoupled weight decay of AdamW, multiplied by the learning rate."""
     decay_vectors: bool = True
     """Also apply weight decay to biases, the scales of norms, and all other arrays with
     one axis."""
-    adam_b1: float = 0.9
+    adam_b1: Rate = 0.9
     """Decay of AdamW's first moment."""
-    adam_b2: float = 0.999
+    adam_b2: Rate = 0.999
     """Decay of AdamW's second moment."""
-    adam_eps: float = 1e-8
+    adam_eps: Positive = 1e-8
     """Term added to AdamW's denominator."""
-    clip_norm: float = 1.0
+    clip_norm: NotNegative = 1.0
     """Global norm to which gradients are clipped; 0 = no clipping."""
     dtype: Dtype = "float32"
     """Compute dtype of activations; parameters are always float32."""
     remat: bool = False
     """Keep only each block's input for the backward pass: less memory, more time."""
-    seq_devices: int = 1
+    seq_devices: Size = 1
     """Devices over which each sequence is split (linear, cosformer, flow); the batch is
     split over groups of this many devices."""
-    eval_every: int = 500
+    eval_every: Size = 500
     """Steps between evaluations on the validation split (and checkpoints)."""
-    eval_batch_size: int = 32
+    eval_batch_size: Size = 32
     """Examples in an evaluation batch."""
     best_by: BestBy = "accuracy"
     """The validation metric that selects the best checkpoint; ties: the earliest."""
-    log_every: int = 50
+    log_every: Size = 50
     """Steps between log lines of training metrics."""
 
     @property
@@ -118,19 +126,21 @@ class PretrainConfig:
     Source for masked tokens: Amos et al. 2023, arXiv:2310.02980.
     """
 
-    steps: int = 0
+    steps: Count = 0
     """Number of the run's steps that train on the target below, before the remaining
     steps train on the labels; each part has its own schedule."""
     target: str = "tokens"
     """tokens: reconstruct masked tokens, without labels. A task may have targets of its
     own, which --help lists before the flags: labels of positions that the task itself
     does not provide; see docs/learning.md."""
-    mask_rate: float = 0.5
+    mask_rate: Annotated[float, Range("a number between 0 and 1", above=0, below=1)] = (
+        0.5
+    )
     """Share of the tokens that are masked; the authors of the method use half for
     Image."""
-    learning_rate: float | None = None
+    learning_rate: Positive | None = None
     """Peak of the schedule of pretraining; None = that of the other steps."""
-    probe_steps: int = 0
+    probe_steps: Count = 0
     """Steps after pretraining in which the labels train only pooling and head, and the
     encoder stays as it is, except for the running means of batch norms (linear
     probing, then fine-tuning: Kumar et al. 2022, arXiv:2202.10054)."""
@@ -146,15 +156,15 @@ class PretrainConfig:
 class ModelConfig:
     """The encoder and its classification head."""
 
-    num_layers: int = 2
+    num_layers: Depth = 2
     """Encoder blocks."""
-    embed_dim: int = 64
+    embed_dim: Size = 64
     """Model width D."""
-    num_heads: int = 2
+    num_heads: Size = 2
     """Attention heads N."""
-    qkv_dim: int = 64
+    qkv_dim: Size = 64
     """Total width of all heads, N * H."""
-    mlp_dim: int = 128
+    mlp_dim: Size = 128
     """Hidden width of the MLP and of the classification head."""
     mlp: Literal["auto", "dense", "glu", "product_key", "none"] = "auto"
     """dense: an MLP in each block. glu: a gated MLP. product_key: a sparse memory.
@@ -162,7 +172,7 @@ class ModelConfig:
     does the MLP's work (gau, flash)."""
     mlp_options: str = ""
     """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`."""
-    max_length: int = 2000
+    max_length: Size = 2000
     """Longest sequence, in tokens: size of learned tables and cosFormer's M."""
     pooling: Literal[
         "mean", "cls", "first", "last", "attention", "ends", "attention+ends"
@@ -173,7 +183,7 @@ class ModelConfig:
     inputs: Literal["embedding", "linear"] = "embedding"
     """embedding: a learned row for each token id or pixel value. linear: a projection
     of the pixel's value in [0, 1]; for images."""
-    patch: int = 1
+    patch: Size = 1
     """Image tasks, with inputs=linear: side of the square patches of pixels that make
     one position each; 1 = every pixel is a position."""
     cutoffs: str = ""
@@ -197,20 +207,20 @@ class ModelConfig:
     batch: each column over the batch; running means in evaluation."""
     post_norm: bool = False
     """Normalise after each sum, norm(x + f(x)), instead of before attention and MLP."""
-    embed_std: float = 0.02
+    embed_std: Positive = 0.02
     """Initial standard deviation of the token embeddings."""
     scale_embeddings: bool = False
     """Multiply the token embeddings by the root of embed_dim before positions are
     added."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout on embeddings, on attention outputs and in the MLP."""
-    input_dropout: float | None = None
+    input_dropout: Rate | None = None
     """The rate on embeddings; None = that of dropout."""
-    mlp_dropout: float | None = None
+    mlp_dropout: Rate | None = None
     """The rate after the activation of the MLP; None = that of dropout."""
     qkv_bias: bool = True
     """Biases in the query, key, value and output projections."""
-    short_conv: int = 0
+    short_conv: Count = 0
     """Size of a depthwise convolution on queries, keys and values; 0 = none."""
     conv_grid: bool = False
     """Image tasks: the convolution is over squares of `short_conv` pixels a side."""
@@ -219,7 +229,7 @@ class ModelConfig:
     output gate keep their own."""
     local_values: bool = False
     """Add the values to the attention output: a path for local detail."""
-    readings: int = 1
+    readings: Size = 1
     """How many times the encoder reads its input. After each reading but the last, it
     adds a note to every token about what it has found; with
     `--pretrain.target=notes`."""
@@ -405,7 +415,7 @@ class Config:
     nnx.Module class."""
     preset: str = None  # pyright: ignore[reportAssignmentType]  # the task's first
     """Named set of defaults for the task; by default its first."""
-    seed: int = 0
+    seed: Count = 0
     """Seed for initialisation, the order of examples and dropout."""
     workdir: str | None = None
     """Run directory; by default under runs/, named after the settings."""

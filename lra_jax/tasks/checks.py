@@ -25,7 +25,6 @@ from lra_jax.errors import (
     expected,
     first_line,
     known,
-    not_negative,
     positive,
     renamed,
     within,
@@ -38,8 +37,6 @@ from lra_jax.tasks.probes import check_heeds
 from lra_jax.tasks.task import Task
 
 _COMPARED = 64  # sequences of two splits with the same labels
-# The most that anybody has trained: DeepNet, arXiv:2203.00555.
-_MOST_LAYERS = 1000
 
 
 def check_config(config: Config, task: Task) -> None:
@@ -50,7 +47,6 @@ def check_config(config: Config, task: Task) -> None:
     config.check_types()
     if config.workdir == "":
         raise expected("--workdir", "a folder", "''")
-    _check_ranges(config)
     config.data.check()
     try:
         parse_buckets(config.data.buckets)
@@ -435,43 +431,3 @@ def _check_lengths(config: Config, task: Task) -> None:
         name = max(config.data.of_length, key=lambda n: getattr(config.data, n, 0))
         wanted = f"at most --model.max_length={given}"
         raise expected(f"--data.{name}", wanted, longest)
-
-
-def _check_ranges(config: Config) -> None:
-    for part, names in _POSITIVE.items():
-        for name in names:
-            positive(f"--{part}.{name}", getattr(getattr(config, part), name))
-    for name in _NOT_NEGATIVE_TRAIN:
-        not_negative(f"--train.{name}", getattr(config.train, name))
-    not_negative("--seed", config.seed)
-    not_negative("--pretrain.steps", config.pretrain.steps)
-    not_negative("--pretrain.probe_steps", config.pretrain.probe_steps)
-    if not 0 < config.pretrain.mask_rate < 1:
-        wanted = "a number between 0 and 1"
-        raise expected("--pretrain.mask_rate", wanted, config.pretrain.mask_rate)
-    if config.pretrain.learning_rate is not None:
-        positive("--pretrain.learning_rate", config.pretrain.learning_rate)
-    if config.model.num_layers > _MOST_LAYERS:
-        wanted = f"at most {_MOST_LAYERS}"
-        raise expected("--model.num_layers", wanted, config.model.num_layers)
-    shares = {
-        "model.dropout": config.model.dropout,
-        "train.adam_b1": config.train.adam_b1,
-        "train.adam_b2": config.train.adam_b2,
-    }
-    for name, value in shares.items():
-        if not 0 <= value < 1:
-            raise expected(f"--{name}", "a number in [0, 1)", value)
-
-
-_POSITIVE = {
-    "train": (
-        *("steps", "batch_size", "learning_rate", "eval_every", "eval_batch_size"),
-        *("log_every", "adam_eps", "seq_devices"),
-    ),
-    "model": (
-        *("num_layers", "embed_dim", "num_heads", "qkv_dim", "mlp_dim", "max_length"),
-        *("embed_std", "readings", "patch"),
-    ),
-}
-_NOT_NEGATIVE_TRAIN = ("warmup", "weight_decay", "clip_norm")
