@@ -11,24 +11,40 @@ it. ``python -m lra_jax.attention`` lists the mechanisms.
 Importing this package does not import jax; functions are loaded on first use.
 """
 
-import functools
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lra_jax.attention.registry import (
-    MECHANISMS,
-    MODULES,
-    Gate,
-    Mechanism,
-    accepted_keywords,
-    as_causal,
-    names,
-    public_names,
-    resolve,
-)
+from lra_jax.attention.mechanism import Gate, Mechanism
+from lra_jax.attention.registry import accepted_keywords, as_causal, names, resolve
+from lra_jax.attention.table import MECHANISMS
 
-# `__init__.pyi` lists the same names for type checkers and editors, one line per
-# module; a test compares the two.
+if TYPE_CHECKING:
+    from lra_jax.attention.flow.flow import *
+    from lra_jax.attention.gated_units.flash import *
+    from lra_jax.attention.gated_units.gau import *
+    from lra_jax.attention.linear.cosformer import *
+    from lra_jax.attention.linear.lightning import *
+    from lra_jax.attention.linear.linear import *
+    from lra_jax.attention.linear.norm import *
+    from lra_jax.attention.linear.performer import *
+    from lra_jax.attention.linear.retention import *
+    from lra_jax.attention.low_rank.fnet import *
+    from lra_jax.attention.low_rank.linformer import *
+    from lra_jax.attention.low_rank.luna import *
+    from lra_jax.attention.low_rank.nystrom import *
+    from lra_jax.attention.recurrent.delta import *
+    from lra_jax.attention.recurrent.gated_delta import *
+    from lra_jax.attention.recurrent.gla import *
+    from lra_jax.attention.recurrent.hgrn import *
+    from lra_jax.attention.softmax.bigbird import *
+    from lra_jax.attention.softmax.local import *
+    from lra_jax.attention.softmax.longformer import *
+    from lra_jax.attention.softmax.reformer import *
+    from lra_jax.attention.softmax.sinkhorn import *
+    from lra_jax.attention.softmax.softmax import *
+    from lra_jax.attention.softmax.sparse import *
+    from lra_jax.attention.softmax.synthesizer import *
+
 __all__ = [
     "MECHANISMS",
     "Gate",
@@ -40,17 +56,20 @@ __all__ = [
 ]
 
 
-@functools.cache
-def _modules() -> dict[str, str]:
-    """The module of each public name."""
-    return {name: module for module in MODULES for name in public_names(module)}
-
-
 def __getattr__(name: str) -> Any:
-    if name not in _modules():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_modules()[name]), name)
+    """A function or type of a mechanism, whose name begins with the mechanism's."""
+    plain = name.replace("_", "").lower()
+    for mechanism in MECHANISMS.values():
+        if plain.startswith(mechanism.name.replace("_", "")):
+            module = importlib.import_module(mechanism.module)
+            if name in module.__all__:
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_modules()])
+    public = [*__all__]
+    for name, mechanism in MECHANISMS.items():
+        stream = ("init", "prefill", "step") if mechanism.stream else ()
+        public += [f"{name}_{part}" for part in ("attention", "weights", *stream)]
+    return sorted(public)

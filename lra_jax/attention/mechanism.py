@@ -3,7 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lra_jax.errors import expected
@@ -44,7 +44,7 @@ class Mechanism:
 
     Attributes:
       name: as given to ``--attention``.
-      module: the module that holds its functions; ``MECHANISM`` entries omit it.
+      module: the module that holds its functions.
       causal: has an autoregressive form.
       cross: query and key may differ in length.
       stream: has ``<name>_init``, ``<name>_prefill`` and ``<name>_step``, with a state
@@ -75,10 +75,6 @@ class Mechanism:
         second such layer in place of the MLP.
       memory: name of the function that takes a ``memory`` and returns, besides the
         output, the input to the next layer's memory; None = it has no memory.
-      presets: what a task's named preset changes for this mechanism: a pattern of
-        preset names (``official``, ``modern*``), then one of task names (``*``, which
-        means all of LRA, or ``path*``, ``mad-*``), then flags and their values. Later
-        patterns override earlier ones.
       function: the function itself, if it is from outside this package.
       make: a class or factory of modules (``nnx.Module``) from outside, instead of a
         function. Each layer creates its own module, passing those of ``num_heads``,
@@ -106,9 +102,6 @@ class Mechanism:
     layout: str | None = None
     mlp: bool = True
     memory: str | None = None
-    presets: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(
-        default_factory=dict, hash=False
-    )
     function: Callable[..., Any] | None = None
     make: Callable[..., Any] | None = None
 

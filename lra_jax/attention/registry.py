@@ -1,127 +1,27 @@
-"""The list of all mechanisms by name, and the capabilities that each declares.
+"""Finds a mechanism by its name, its function or its path."""
 
-A mechanism is a module of this package, one line of `MODULES`; the last part of the
-module's name is the mechanism's. Its ``MECHANISM`` entry is a plain literal, read from
-the source without running the module, so that command lines can list and check
-mechanisms without importing jax. The functions are imported on first use.
-"""
-
-import ast
 import functools
-import importlib
-import importlib.util
 import inspect
 import sys
-import threading
 import types
-from collections import UserDict
-from collections.abc import Callable, MutableMapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from lra_jax.attention import own
 from lra_jax.attention.mechanism import Gate, Mechanism
+from lra_jax.attention.table import MECHANISMS
 from lra_jax.errors import did_you_mean, expected
 
 __all__ = [
     "MECHANISMS",
-    "MODULES",
     "Gate",
     "Mechanism",
     "accepted_keywords",
     "as_causal",
     "names",
-    "public_names",
     "resolve",
-    "sizes",
     "spell",
 ]
-
-MODULES = (
-    "lra_jax.attention.softmax.softmax",
-    "lra_jax.attention.linear.linear",
-    "lra_jax.attention.linear.cosformer",
-    "lra_jax.attention.flow.flow",
-    "lra_jax.attention.linear.norm",
-    "lra_jax.attention.linear.retention",
-    "lra_jax.attention.linear.lightning",
-    "lra_jax.attention.low_rank.linformer",
-    "lra_jax.attention.linear.performer",
-    "lra_jax.attention.softmax.local",
-    "lra_jax.attention.softmax.longformer",
-    "lra_jax.attention.softmax.bigbird",
-    "lra_jax.attention.softmax.sparse",
-    "lra_jax.attention.low_rank.nystrom",
-    "lra_jax.attention.low_rank.fnet",
-    "lra_jax.attention.softmax.synthesizer",
-    "lra_jax.attention.softmax.sinkhorn",
-    "lra_jax.attention.softmax.reformer",
-    "lra_jax.attention.low_rank.luna",
-    "lra_jax.attention.gated_units.gau",
-    "lra_jax.attention.gated_units.flash",
-    "lra_jax.attention.recurrent.gla",
-    "lra_jax.attention.recurrent.delta",
-    "lra_jax.attention.recurrent.gated_delta",
-    "lra_jax.attention.recurrent.hgrn",
-)
-
-
-def sizes(**sizes: int) -> dict[str, int]:
-    """Flags of the model: ``sizes(num_layers=2)`` sets ``model.num_layers``."""
-    return {f"model.{name}": size for name, size in sizes.items()}
-
-
-class _Mechanisms(UserDict[str, Any]):
-    """The entries by name; until one is first read, the name of its module."""
-
-    def __getitem__(self, name: str) -> Mechanism:
-        entry = self.data[name]
-        if isinstance(entry, str):
-            entry = self.data[name] = _read_entry(entry)
-        return entry
-
-
-# Python 3.11 counts the depth of syntax trees for all threads together, and may fail if
-# two convert one at once.
-_PARSING = threading.Lock()
-
-
-def public_names(module: str) -> list[str]:
-    """The ``__all__`` of a module, read without running it."""
-    return ast.literal_eval(_assigned(module, "__all__"))
-
-
-def _read_entry(module: str) -> Mechanism:
-    """The ``MECHANISM`` of a module, read without running it."""
-    expression = ast.Expression(_assigned(module, "MECHANISM"))
-    with _PARSING:
-        code = compile(expression, module, "eval")
-    names = {"Gate": Gate, "Mechanism": Mechanism, "sizes": sizes}
-    return replace(eval(code, names), module=module)
-
-
-@functools.cache
-def _assigned(module: str, name: str) -> ast.expr:
-    """The expression that a module's source assigns to a name.
-
-    Raises:
-      ValueError: there is no such module, or it does not assign the name.
-    """
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise expected("attention", f"a module {module!r}", "none")
-    with _PARSING:
-        tree = ast.parse(Path(spec.origin).read_text("utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return node.value
-    raise expected("attention", f"{name} = ... in {spec.origin}", "none")
-
-
-MECHANISMS: MutableMapping[str, Mechanism] = _Mechanisms(
-    {module.rpartition(".")[2]: module for module in MODULES}
-)
 
 
 def names() -> tuple[str, ...]:

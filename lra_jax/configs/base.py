@@ -15,7 +15,8 @@ import os
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from lra_jax.attention.registry import MECHANISMS, spell
+from lra_jax.attention.registry import spell
+from lra_jax.configs import mechanisms
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import (
     Count,
@@ -595,12 +596,10 @@ def get_preset(
 
 
 def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
-    """The settings in `Mechanism.presets`, as taken by `Config.replace`."""
-    if attention not in MECHANISMS:
-        return {}
+    """The settings in `mechanisms.PRESETS`, as taken by `Config.replace`."""
     parts: dict[str, Any] = {}
     of_lra = find_task(task).suite is None  # A lone * means all of LRA's tasks.
-    for names, tasks in MECHANISMS[attention].presets.items():
+    for names, tasks in mechanisms.PRESETS.get(attention, {}).items():
         fitting = tasks.items() if fnmatch.fnmatchcase(preset, names) else ()
         for pattern, flags in fitting:
             if (of_lra or pattern != "*") and fnmatch.fnmatchcase(task, pattern):

@@ -1,7 +1,7 @@
 """Settings that the presets of several tasks share.
 
-A mechanism's own constants and sizes for a preset are in its entry, in `presets` of
-`lra_jax.attention.registry.Mechanism`; `lra_jax.configs.get_preset` adds them.
+A mechanism's own constants and sizes for a preset are in `lra_jax.configs.mechanisms`;
+`lra_jax.configs.get_preset` adds them.
 
 official: google-research/long-range-arena, the config files and the constants in its
   models' code. Adam (0.9, 0.98, 1e-9) with decoupled weight decay, clipping only on

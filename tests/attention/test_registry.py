@@ -13,7 +13,6 @@ import pytest
 
 from lra_jax import attention
 from lra_jax.attention import __main__ as command
-from lra_jax.attention import registry
 
 from .mechanisms import NAMES, assert_rejects
 
@@ -34,15 +33,18 @@ def test_importing_and_listing_leaves_jax_alone() -> None:
     assert _python(code) == "False False"
 
 
-def test_every_module_with_an_entry_is_listed() -> None:
+def test_every_module_of_a_mechanism_is_in_the_table() -> None:
     package = Path(inspect.getfile(attention)).parent
-    holds = [
-        file for file in package.rglob("*.py") if "\nMECHANISM = " in file.read_text()
+    files = [
+        file
+        for file in package.rglob("*.py")
+        if f"\ndef {file.stem}_attention(" in file.read_text()
     ]
-    parts = [file.relative_to(package).with_suffix("").parts for file in holds]
-    found = {".".join(("lra_jax", "attention", *part)) for part in parts}
-    assert found == {*registry.MODULES}
-    assert attention.names() == tuple(x.rpartition(".")[2] for x in registry.MODULES)
+    parts = [file.relative_to(package).with_suffix("").parts for file in files]
+    modules = {".".join(("lra_jax", "attention", *part)) for part in parts}
+    assert modules == {one.module for one in attention.MECHANISMS.values()}
+    for name, mechanism in attention.MECHANISMS.items():
+        assert mechanism.module.rpartition(".")[2] == mechanism.name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,13 +149,14 @@ def test_accepted_keywords() -> None:
 
 
 def test_lazy_names_are_those_of_the_type_checker_and_of_the_modules() -> None:
-    stub = Path(inspect.getfile(attention)).with_suffix(".pyi").read_text()
-    lines = [x for x in ast.parse(stub).body if isinstance(x, ast.ImportFrom)]
+    source = Path(inspect.getfile(attention)).read_text()
+    lines = [x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.ImportFrom)]
     typed = [str(node.module) for node in lines if node.names[0].name == "*"]
-    assert sorted(typed) == sorted(registry.MODULES)
-    modules = [importlib.import_module(name) for name in registry.MODULES]
-    real = {name for module in modules for name in module.__all__}
-    assert {*vars(attention)["__all__"]} | real == {*dir(attention)}
+    names = [one.module for one in attention.MECHANISMS.values()]
+    assert sorted(typed) == sorted(names)
+    modules = [importlib.import_module(name) for name in names]
+    public = {name for module in modules for name in module.__all__}
+    assert {*dir(attention)} <= {*attention.__all__} | public
     for module in modules:
         for name in module.__all__:
             assert getattr(attention, name) is getattr(module, name)

@@ -1,4 +1,4 @@
-"""A mechanism is one file, one line of the list, and its own formula in a test.
+"""A mechanism is one file, one entry of the table, and its own formula in a test.
 
 All three are added to a copy of the package and its tests; nothing else is touched.
 """
@@ -18,19 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, masking
-from lra_jax.attention.registry import Mechanism
 
 __all__ = ["toy_attention", "toy_weights"]
-
-MECHANISM = Mechanism(
-    name="toy",
-    causal=True,
-    cross=True,
-    stream=False,
-    cost="T S H",
-    summary="weights that fall with the distance of query and key",
-    source="this test",
-)
 
 
 @masking.guarded
@@ -65,6 +54,18 @@ def toy_weights(
         seen = past if seen is None else past & seen
     return feature_maps.masked_softmax(scores, seen)
 '''
+ENTRY = """\
+    Mechanism(
+        name="toy",
+        module="lra_jax.attention.toy",
+        causal=True,
+        cross=True,
+        stream=False,
+        cost="T S H",
+        summary="weights that fall with the distance of query and key",
+        source="this test",
+    ),
+"""
 FORMULA = """
 import numpy as np
 
@@ -97,11 +98,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(REPOSITORY / file, root / file)
     (root / "lra_jax/attention/toy.py").write_text(MODULE)
     (root / "tests/attention/test_toy.py").write_text(FORMULA)
-    registry = root / "lra_jax/attention/registry.py"
-    text = registry.read_text()
-    line = '    "lra_jax.attention.softmax.local",\n'
-    assert text.count(line) == 1
-    registry.write_text(text.replace(line, line + line.replace("softmax.local", "toy")))
+    table = root / "lra_jax/attention/table.py"
+    before, first, after = table.read_text().partition("_ENTRIES = (\n")
+    table.write_text(before + first + ENTRY + after)
     return root
 
 

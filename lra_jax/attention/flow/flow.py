@@ -46,7 +46,6 @@ from lra_jax.attention.flow import causal, gradient, whole
 from lra_jax.attention.flow.causal import FlowState, FlowTerms, Options
 from lra_jax.attention.flow.whole import Masks
 from lra_jax.attention.flow.whole import flow_slice as flow_slice
-from lra_jax.attention.registry import Mechanism, sizes
 
 __all__ = [
     "FlowState",
@@ -58,41 +57,6 @@ __all__ = [
     "flow_terms",
     "flow_weights",
 ]
-
-MECHANISM = Mechanism(
-    name="flow",
-    causal=True,
-    cross=True,
-    stream=True,
-    packed=True,
-    kernels=("cpu", "gpu", "tpu"),
-    sharded="flow_slice",
-    cost="(T + S) H^2",
-    summary="conserved flows: sources compete, sinks allocate (Flowformer)",
-    source="Wu et al. 2022",
-    # thuml/Flowformer, folder Flowformer_LRA; the retrieval file has LRA's sizes.
-    presets={
-        "official": {
-            "*": {
-                "model.attention_options": "clip=None,competition_axis=heads,"
-                "feature_map=relu+1e-6"
-            },
-            "listops": {
-                "model.num_layers": 1,
-                "model.num_heads": 2,
-                "train.learning_rate": 0.005,
-            },
-            "text": {"model.num_layers": 1, "train.learning_rate": 0.005},
-            "image": {"model.num_heads": 4},
-            "pathfinder": sizes(
-                num_layers=1, num_heads=8, embed_dim=256, qkv_dim=128, mlp_dim=256
-            )
-            | {
-                "train.learning_rate": 0.0001,
-            },
-        }
-    },
-)
 
 
 def flow_attention(

@@ -32,27 +32,10 @@ import jax.numpy as jnp
 from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.gated_units import gated
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Gate, Mechanism
 from lra_jax.attention.softmax import key_sets
 
 __all__ = ["flash_attention", "flash_layout", "flash_parameters", "flash_weights"]
 
-MECHANISM = Mechanism(
-    name="flash",
-    causal=True,
-    cross=False,
-    stream=False,
-    cost="T (C + H) (H + Hv)",
-    summary="a gated unit within chunks of C, linear attention between them",
-    source="Hua et al. 2022",
-    parameters="flash_parameters",
-    projections=("query", "value", "out"),
-    activation="silu",
-    gates=(Gate("gate", of="query", width="value", activation="silu"),),
-    layout="flash_layout",
-    mlp=False,
-    presets={"modern*": {"*": {"model.mlp": "auto"}}},
-)
 
 CHUNK = 256
 

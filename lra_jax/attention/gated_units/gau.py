@@ -30,26 +30,8 @@ import jax.numpy as jnp
 from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.gated_units import gated
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Gate, Mechanism
 
 __all__ = ["gau_attention", "gau_layout", "gau_parameters", "gau_weights"]
-
-MECHANISM = Mechanism(
-    name="gau",
-    causal=True,
-    cross=False,
-    stream=False,
-    cost="T^2 (H + Hv)",
-    summary="squared ReLU of scores and a gate, in place of attention and MLP",
-    source="Hua et al. 2022",
-    parameters="gau_parameters",
-    projections=("query", "value", "out"),
-    activation="silu",
-    gates=(Gate("gate", of="query", width="value", activation="silu"),),
-    layout="gau_layout",
-    mlp=False,
-    presets={"modern*": {"*": {"model.mlp": "auto"}}},
-)
 
 
 @documents_in_turn

@@ -52,7 +52,6 @@ from lra_jax.attention.causal.prefix import hidden, prefix
 from lra_jax.attention.linear.linear import document_sums, part_sums, read, summed
 from lra_jax.attention.linear.linear import segment as plain_segment
 from lra_jax.attention.linear.sums import Sums, key_sums, started
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
 from lra_jax.attention.sharded.documents import sliced, sums_before
 from lra_jax.errors import expected
@@ -66,100 +65,6 @@ __all__ = [
     "cosformer_weights",
 ]
 
-MECHANISM = Mechanism(
-    name="cosformer",
-    causal=True,
-    cross=True,
-    stream=True,
-    packed=True,
-    kernels=("cpu", "gpu", "tpu"),
-    sharded="cosformer_slice",
-    cost="2 (T + S) H^2",
-    summary="ReLU features re-weighted by the cosine of distance",
-    source="Qin et al. 2022",
-    # OpenNLPLab/lra, trans-cosformer-lra-*.yaml; see lra_jax/configs/families.py.
-    presets={
-        "official": {
-            "*": {
-                "model.attention_options": "eps=0.0001",
-                "model.positions": "sinusoidal",
-                "model.padding": "lengths",
-                "model.pooling": "mean",
-                "model.qkv_bias": True,
-                "model.input_dropout": 0.1,
-                "model.mlp_dropout": 0.0,
-                "train.adam_b2": 0.999,
-                "train.adam_eps": 1e-8,
-            },
-            "path*": {"model.inputs": "linear", "model.pooling": "last"},
-            "listops": sizes(
-                num_layers=6, num_heads=8, embed_dim=128, qkv_dim=128, mlp_dim=256
-            )
-            | {
-                "model.dropout": 0.0,
-                "train.schedule": "cosine",
-                "train.learning_rate": 0.01,
-                "train.weight_decay": 0.01,
-                "train.steps": 80_000,
-                "train.batch_size": 50,
-                "train.eval_every": 1_000,
-            },
-            "text": sizes(
-                num_layers=5, num_heads=8, embed_dim=64, qkv_dim=64, mlp_dim=128
-            )
-            | {
-                "model.dropout": 0.0,
-                "train.schedule": "cosine",
-                "train.learning_rate": 0.0005,
-                "train.weight_decay": 0.0,
-                "train.steps": 50_000,
-                "train.warmup": 80,
-                "train.batch_size": 16,
-                "model.norm": "batch",
-                "model.max_length": 4_096,
-                "data.max_length": 4_096,
-            },
-            "retrieval": sizes(
-                num_layers=4, num_heads=8, embed_dim=128, qkv_dim=128, mlp_dim=256
-            )
-            | {
-                "model.dropout": 0.0,
-                "train.schedule": "cosine",
-                "train.learning_rate": 0.001,
-                "train.weight_decay": 0.0,
-                "train.steps": 50_000,
-                "train.warmup": 800,
-                "train.eval_every": 1_000,
-                "model.post_norm": True,
-                "model.interaction": "nli",
-            },
-            "image": sizes(
-                num_layers=6, num_heads=8, embed_dim=512, qkv_dim=512, mlp_dim=1_024
-            )
-            | {
-                "model.dropout": 0.2,
-                "train.schedule": "cosine",
-                "train.learning_rate": 0.004,
-                "train.weight_decay": 0.05,
-                "model.inputs": "linear",
-                "model.norm": "batch",
-            },
-            "pathfinder": sizes(
-                num_layers=6, num_heads=8, embed_dim=256, qkv_dim=256, mlp_dim=512
-            )
-            | {
-                "model.dropout": 0.1,
-                "train.schedule": "cosine",
-                "train.learning_rate": 0.0005,
-                "train.weight_decay": 0.0,
-                "train.steps": 500_000,
-                "train.warmup": 2_500,
-                "train.batch_size": 64,
-                "train.eval_every": 2_500,
-            },
-        }
-    },
-)
 
 MaxLength = int | np.integer | jax.Array | np.ndarray | None
 # Cosines and sines of positions, `[1 or B, T]` each.

@@ -31,7 +31,6 @@ from lra_jax.attention import dense, feature_maps, inputs, masking, packed, stre
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay
 from lra_jax.attention.linear.linear import LinearState
-from lra_jax.attention.registry import Mechanism
 
 __all__ = [
     "LightningState",
@@ -42,18 +41,6 @@ __all__ = [
     "lightning_step",
     "lightning_weights",
 ]
-
-MECHANISM = Mechanism(
-    name="lightning",
-    causal=True,
-    cross=True,
-    stream=True,
-    packed=True,
-    kernels=("cpu",),
-    cost="2 (T + S) H^2",
-    summary="products that decay with distance, not normalised (TransNormerLLM)",
-    source="Qin et al. 2024",
-)
 
 
 LightningState = LinearState

@@ -28,7 +28,6 @@ from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden
 from lra_jax.attention.linear.both_sides import both_sides
 from lra_jax.attention.linear.sums import Sums, over_chunks, started
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.sharded import exchange
 from lra_jax.attention.sharded.documents import sliced, sums_before
 
@@ -40,26 +39,6 @@ __all__ = [
     "linear_step",
     "linear_weights",
 ]
-
-MECHANISM = Mechanism(
-    name="linear",
-    causal=True,
-    cross=True,
-    stream=True,
-    packed=True,
-    kernels=("cpu", "gpu", "tpu"),
-    sharded="linear_slice",
-    cost="(T + S) H^2",
-    summary="elu(x) + 1 features, normalised (Linear Transformer)",
-    source="Katharopoulos et al. 2020",
-    presets={
-        "official": {
-            "pathfinder": sizes(
-                num_layers=1, num_heads=2, embed_dim=128, qkv_dim=64, mlp_dim=128
-            )
-        }
-    },
-)
 
 
 class LinearState(NamedTuple):

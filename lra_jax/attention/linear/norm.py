@@ -31,7 +31,6 @@ from lra_jax.attention.linear.linear import (
     read,
     summed,
 )
-from lra_jax.attention.registry import Mechanism
 
 __all__ = [
     "NormState",
@@ -41,18 +40,6 @@ __all__ = [
     "norm_step",
     "norm_weights",
 ]
-
-MECHANISM = Mechanism(
-    name="norm",
-    causal=True,
-    cross=True,
-    stream=True,
-    packed=True,
-    kernels=("cpu",),
-    cost="(T + S) H^2",
-    summary="a norm of the output in place of the denominator (TransNormer)",
-    source="Qin et al. 2022b",
-)
 
 
 NormState = LinearState

@@ -43,7 +43,6 @@ from lra_jax.attention.linear.random_features import (
     performer_projection,
 )
 from lra_jax.attention.linear.sums import Sums
-from lra_jax.attention.registry import Mechanism, sizes
 
 __all__ = [
     "PerformerState",
@@ -56,30 +55,6 @@ __all__ = [
     "performer_step",
     "performer_weights",
 ]
-
-MECHANISM = Mechanism(
-    name="performer",
-    causal=True,
-    cross=True,
-    stream=True,
-    packed=True,
-    kernels=("cpu",),
-    cost="(T + S) M H",
-    summary="random features of the softmax kernel (FAVOR+), or of another",
-    source="Choromanski et al. 2021",
-    parameters="performer_parameters",
-    buffers=("projection",),
-    presets={
-        "official": {
-            "*": {"model.attention_options": "kernel=relu,scale=1,feature_eps=0.001"},
-            # Not those of the repository's file: its maintainer gives these for the
-            # published accuracy (google-research/long-range-arena, issue 37).
-            "pathfinder": sizes(
-                num_layers=1, num_heads=8, embed_dim=128, qkv_dim=64, mlp_dim=128
-            ),
-        }
-    },
-)
 
 
 class PerformerState(NamedTuple):

@@ -38,7 +38,6 @@ from lra_jax.attention import dense, feature_maps, inputs, masking, packed, stre
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import decay, rotary
 from lra_jax.attention.linear.sums import Sums
-from lra_jax.attention.registry import Mechanism
 
 __all__ = [
     "RetentionState",
@@ -49,18 +48,6 @@ __all__ = [
     "retention_step",
     "retention_weights",
 ]
-
-MECHANISM = Mechanism(
-    name="retention",
-    causal=True,
-    cross=True,
-    stream=True,
-    packed=True,
-    kernels=("cpu",),
-    cost="2 (T + S) H^2",
-    summary="rotated products that decay with distance, a norm for each head",
-    source="Sun et al. 2023",
-)
 
 
 class RetentionState(NamedTuple):

@@ -26,25 +26,9 @@ import jax.numpy as jnp
 from lra_jax import kernels
 from lra_jax.attention import inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Mechanism
 from lra_jax.errors import expected, known
 
 __all__ = ["fnet_attention", "fnet_weights"]
-
-MECHANISM = Mechanism(
-    name="fnet",
-    causal=False,
-    cross=False,
-    stream=False,
-    cost="2 T log(T) N H",
-    summary="Fourier transforms over positions and columns, no parameters",
-    source="Lee-Thorp et al. 2022",
-    projections=(),
-    # Not in LRA. It has no projections, so all widths are equal.
-    presets={
-        "official": {"image": {"model.qkv_dim": 128}, "path*": {"model.qkv_dim": 32}}
-    },
-)
 
 
 @documents_in_turn

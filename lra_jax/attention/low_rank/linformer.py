@@ -34,31 +34,10 @@ import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.errors import expected, known
 
 __all__ = ["linformer_attention", "linformer_parameters", "linformer_weights"]
 
-MECHANISM = Mechanism(
-    name="linformer",
-    causal=False,
-    cross=True,
-    stream=False,
-    cost="2 (T + S) K H",
-    summary="softmax over K learned mixtures of the positions",
-    source="Wang et al. 2020",
-    parameters="linformer_parameters",
-    presets={
-        "official": {
-            "*": {"model.attention_options": "features=16,sharing=key_value"},
-            "pathfinder": sizes(
-                num_layers=1, num_heads=2, embed_dim=32, qkv_dim=16, mlp_dim=32
-            ),
-        },
-        "compact": {"*": {"model.attention_options": "features=128"}},
-        "modern": {"path*": {"model.attention_options": "features=256"}},
-    },
-)
 
 SHARING = ("headwise", "key_value", "layerwise", "none")
 PROJECTIONS = ("linear", "convolution", "mean", "max")

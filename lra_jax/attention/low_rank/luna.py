@@ -31,22 +31,9 @@ from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.causal import engine
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.linear.linear import causal_sums
-from lra_jax.attention.registry import Mechanism
 from lra_jax.errors import expected
 
 __all__ = ["luna_attention", "luna_packed", "luna_parameters", "luna_weights"]
-
-MECHANISM = Mechanism(
-    name="luna",
-    causal=True,
-    cross=True,
-    stream=False,
-    cost="2 (T + S) L H",
-    summary="keys packed by a memory of L vectors, unpacked by the queries",
-    source="Ma et al. 2021",
-    parameters="luna_parameters",
-    memory="luna_packed",
-)
 
 
 @documents_in_turn

@@ -39,22 +39,11 @@ import numpy as np
 from lra_jax.attention import dense, inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.low_rank import landmarks
-from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.softmax import key_sets
 from lra_jax.errors import expected, known
 
 __all__ = ["nystrom_attention", "nystrom_parameters", "nystrom_weights"]
 
-MECHANISM = Mechanism(
-    name="nystrom",
-    causal=False,
-    cross=True,
-    stream=False,
-    cost="2 (T + S) m H + m^3",
-    summary="softmax through m landmarks and a pseudo-inverse (Nystromformer)",
-    source="Xiong et al. 2021",
-    parameters="nystrom_parameters",
-)
 
 INITIALISATIONS = ("exact", "original")
 _NOT_CAUSAL = (

@@ -16,7 +16,6 @@ from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, streams
 from lra_jax.attention.causal import engine
 from lra_jax.attention.recurrent import gated_delta
-from lra_jax.attention.registry import Gate, Mechanism
 
 __all__ = [
     "DeltaState",
@@ -27,18 +26,6 @@ __all__ = [
     "delta_weights",
 ]
 
-MECHANISM = Mechanism(
-    name="delta",
-    causal=True,
-    cross=False,
-    stream=True,
-    packed=True,
-    kernels=("cpu",),
-    cost="2 T (64 + H) H",
-    summary="a state in which a key's old value is replaced (DeltaNet)",
-    source="Yang et al. 2024b",
-    gates=(Gate("beta", width="one", activation="sigmoid"),),
-)
 
 DeltaState = gated_delta.GatedDeltaState
 

@@ -37,7 +37,6 @@ from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, so_far
 from lra_jax.attention.recurrent import recurrence
-from lra_jax.attention.registry import Gate, Mechanism
 from lra_jax.errors import expected
 
 __all__ = [
@@ -48,23 +47,6 @@ __all__ = [
     "gated_delta_step",
     "gated_delta_weights",
 ]
-
-MECHANISM = Mechanism(
-    name="gated_delta",
-    causal=True,
-    cross=False,
-    stream=True,
-    packed=True,
-    kernels=("cpu",),
-    cost="2 T (64 + H) H",
-    summary="the delta rule with a decay and an output gate (Gated DeltaNet)",
-    source="Yang et al. 2025",
-    gates=(
-        Gate("beta", width="one", activation="sigmoid"),
-        Gate("log_decay", width="one", activation="softplus_decay", bias=-3.0),
-        Gate("gate", of="query", width="value", activation="silu"),
-    ),
-)
 
 
 GatedDeltaState = recurrence.RecurrentState

@@ -30,7 +30,6 @@ from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
 from lra_jax.attention.recurrent import recurrence
-from lra_jax.attention.registry import Gate, Mechanism
 
 __all__ = [
     "GlaState",
@@ -40,22 +39,6 @@ __all__ = [
     "gla_step",
     "gla_weights",
 ]
-
-MECHANISM = Mechanism(
-    name="gla",
-    causal=True,
-    cross=False,
-    stream=True,
-    packed=True,
-    kernels=("cpu",),
-    cost="2 T (16 + Hv) H",
-    summary="a state that decays by input-dependent gates, column by column",
-    source="Yang et al. 2024a",
-    gates=(
-        Gate("log_decay", activation="slow_decay", rank=16),
-        Gate("gate", of="query", width="value", activation="silu"),
-    ),
-)
 
 
 GlaState = recurrence.RecurrentState

@@ -55,7 +55,6 @@ from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.recurrent.columns import scan_columns
-from lra_jax.attention.registry import Gate, Mechanism
 from lra_jax.errors import expected, known
 
 __all__ = [
@@ -69,31 +68,6 @@ __all__ = [
     "hgrn_weights",
 ]
 
-MECHANISM = Mechanism(
-    name="hgrn",
-    causal=True,
-    cross=False,
-    stream=True,
-    packed=True,
-    kernels=("cpu",),
-    cost="T Hv",
-    summary="gated recurrence, column by column; no queries, no keys",
-    source="Qin et al. 2023",
-    parameters="hgrn_parameters",
-    projections=("value", "out"),
-    activation="silu",
-    gates=(
-        Gate("log_decay", width="one", activation="log_sigmoid", bias="spread"),
-        Gate("rotation", width="one", activation="small_angle", option="rotates"),
-        Gate("gate", of="query", width="value", activation="silu"),
-    ),
-    layout="hgrn_layout",
-    presets={
-        "modern*": {
-            "*": {"model.attention_options": "scale=unit", "model.local_values": False}
-        }
-    },
-)
 
 _SCALES = ("tied", "unit")
 

@@ -28,31 +28,9 @@ import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 
 __all__ = ["bigbird_attention", "bigbird_weights"]
-
-MECHANISM = Mechanism(
-    name="bigbird",
-    causal=True,
-    cross=False,
-    stream=False,
-    rotary=True,
-    cost="(7 + R) T C H",
-    summary="softmax over neighbouring, global and R random blocks of C",
-    source="Zaheer et al. 2020",
-    # One head on images, because of a misspelled key in LRA's file.
-    presets={
-        "official": {
-            "*": {"model.attention_options": "block=64,num_random=3"},
-            "image": {"model.num_heads": 1},
-            "pathfinder": sizes(
-                num_layers=4, num_heads=2, embed_dim=64, qkv_dim=32, mlp_dim=64
-            ),
-        }
-    },
-)
 
 
 @documents_in_turn

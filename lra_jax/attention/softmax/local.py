@@ -19,39 +19,11 @@ import jax
 
 from lra_jax.attention import dense, inputs
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
 
 __all__ = ["local_attention", "local_weights"]
 
-MECHANISM = Mechanism(
-    name="local",
-    causal=True,
-    cross=False,
-    stream=False,
-    rotary=True,
-    cost="3 T w H",
-    summary="softmax over a window of w positions each side, or over blocks",
-    source="Tay et al. 2021",
-    presets={
-        "official": {
-            "*": {"model.attention_options": "block=50"},
-            "image": {
-                "model.attention_options": "block=64",
-                "model.num_heads": 2,
-                "model.pooling": "mean",
-            },
-            "path*": {"model.attention_options": "block=64"},
-            "pathfinder": sizes(
-                num_layers=2, num_heads=4, embed_dim=64, qkv_dim=32, mlp_dim=64
-            )
-            | {
-                "model.dropout": 0.1,
-            },
-        }
-    },
-)
 
 WINDOW = 64
 

@@ -20,38 +20,9 @@ import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 
 __all__ = ["longformer_attention", "longformer_weights"]
-
-MECHANISM = Mechanism(
-    name="longformer",
-    causal=True,
-    cross=False,
-    stream=False,
-    rotary=True,
-    cost="3 T w H",
-    summary="softmax over a window and the first tokens, which see everything",
-    source="Beltagy et al. 2020",
-    # LRA's window of 512 covers both sides together; its models give no global mask.
-    presets={
-        "official": {
-            "*": {"model.attention_options": "window=256,global_tokens=0"},
-            "image": {
-                "model.num_layers": 4,
-                "model.num_heads": 4,
-                "model.pooling": "mean",
-            },
-            "pathfinder": sizes(
-                num_layers=2, num_heads=2, embed_dim=32, qkv_dim=16, mlp_dim=32
-            )
-            | {
-                "model.dropout": 0.1,
-            },
-        }
-    },
-)
 
 
 @documents_in_turn

@@ -42,33 +42,10 @@ import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
 
 __all__ = ["reformer_attention", "reformer_weights"]
-
-MECHANISM = Mechanism(
-    name="reformer",
-    causal=False,
-    cross=False,
-    stream=False,
-    cost="4 R T C H",
-    summary="softmax within the buckets of R hashes, queries as keys",
-    source="Kitaev et al. 2020",
-    projections=("query", "value", "out"),
-    presets={
-        "official": {
-            "*": {"model.attention_options": "chunk=None,num_hashes=1,num_buckets=10"},
-            "image": sizes(
-                num_layers=4, num_heads=8, embed_dim=64, qkv_dim=32, mlp_dim=64
-            ),
-            "pathfinder": sizes(
-                num_layers=2, num_heads=8, embed_dim=64, qkv_dim=32, mlp_dim=64
-            ),
-        }
-    },
-)
 
 
 @documents_in_turn

@@ -28,38 +28,11 @@ import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
 
 __all__ = ["sinkhorn_attention", "sinkhorn_parameters", "sinkhorn_weights"]
 
-MECHANISM = Mechanism(
-    name="sinkhorn",
-    causal=False,
-    cross=False,
-    stream=False,
-    cost="4 T C H + 2 T^2 / C H",
-    summary="softmax over a query's own block of C and a softly sorted one",
-    source="Tay et al. 2020",
-    parameters="sinkhorn_parameters",
-    presets={
-        "official": {
-            "*": {"model.attention_options": "block=50"},
-            "image": {
-                "model.num_heads": 1,
-                "model.embed_dim": 32,
-                "model.qkv_dim": 32,
-                "model.mlp_dim": 64,
-                "model.dropout": 0.1,
-                "train.weight_decay": 0.7,
-            },
-            "pathfinder": sizes(
-                num_layers=2, num_heads=4, embed_dim=32, qkv_dim=16, mlp_dim=64
-            ),
-        }
-    },
-)
 
 BLOCK = 64
 

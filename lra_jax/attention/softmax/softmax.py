@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
-from lra_jax.attention.registry import Mechanism
 from lra_jax.attention.softmax import blockwise, cache
 from lra_jax.attention.softmax.blockwise import Visible
 from lra_jax.attention.softmax.cache import SoftmaxState
@@ -39,19 +38,6 @@ __all__ = [
     "softmax_weights",
 ]
 
-MECHANISM = Mechanism(
-    name="softmax",
-    causal=True,
-    cross=True,
-    stream=True,
-    packed=True,
-    rotary=True,
-    cost="T S H",
-    summary="softmax of scaled dot products, the quadratic baseline",
-    source="Vaswani et al. 2017",
-    # athms/mad-lab, configs/layers/mh-attention.yml.
-    presets={"official": {"mad-*": {"model.positions": "rotary"}}},
-)
 
 # The longest dense form, and the allowed block sizes: measured on a CPU, a guess
 # elsewhere.

@@ -25,30 +25,11 @@ import jax
 
 from lra_jax.attention import dense, inputs
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected, known
 
 __all__ = ["sparse_attention", "sparse_weights"]
 
-MECHANISM = Mechanism(
-    name="sparse",
-    causal=True,
-    cross=False,
-    stream=False,
-    rotary=True,
-    cost="4 T^1.5 H",
-    summary="softmax over strided or fixed positions (Sparse Transformer)",
-    source="Child et al. 2019",
-    presets={
-        "official": {
-            "*": {"model.attention_options": "pattern=fixed,stride=50,summary=10"},
-            "pathfinder": sizes(
-                num_layers=1, num_heads=8, embed_dim=32, qkv_dim=16, mlp_dim=32
-            ),
-        }
-    },
-)
 
 SUMMARY = 8
 

@@ -35,29 +35,10 @@ import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.registry import Mechanism, sizes
 from lra_jax.errors import expected, known
 
 __all__ = ["synthesizer_attention", "synthesizer_parameters", "synthesizer_weights"]
 
-MECHANISM = Mechanism(
-    name="synthesizer",
-    causal=True,
-    cross=True,
-    stream=False,
-    cost="T S H",
-    summary="softmax of learned scores, without products of query and key",
-    source="Tay et al. 2021",
-    parameters="synthesizer_parameters",
-    projections=("query", "value", "out"),
-    presets={
-        "official": {
-            "pathfinder": sizes(
-                num_layers=2, num_heads=4, embed_dim=64, qkv_dim=32, mlp_dim=64
-            )
-        }
-    },
-)
 
 VARIANTS = ("dense", "factorised_dense", "random", "factorised_random")
 DEFAULT = "factorised_random"
