@@ -165,16 +165,12 @@ class Form:
         returns a pair, ``numerator`` `[B, N, P, C, Hv]` and ``other`` `[B, N, P, C]`,
         and the output is ``numerator * factor``; its gradient does not recompute the
         numerators. None leaves the outputs unchanged: any tree of arrays.
-      pullback: ``pullback(options, state, features, tables, outputs, of_outputs,
-        of_after) -> (of_state, of_features)``, an explicit gradient for a form with a
-        scale; None derives it automatically, as happens for packed documents anyway.
     """
 
     prepare: Callable[..., Tree]
     segment: Callable[..., tuple[Tree, Tree]]
     options: Hashable
     scale: Callable[..., jax.Array] | None = None
-    pullback: Callable[..., tuple[Tree, Tree]] | None = None
 
 
 @dataclass(frozen=True)
@@ -356,15 +352,9 @@ def _pullback(
 
     features, pull, own = jax.vjp(prepared, arrays, has_aux=True)
     outputs, of_outputs = (jnp.swapaxes(x, 1, 2) for x in (outputs, of_outputs))
-    if call.form.pullback is None or len(own) > 1:
-        of_state, of_features = _scaled_pullback(
-            call, state, features, own, outputs, of_outputs, of_after
-        )
-    else:
-        outputs, of_outputs = call.cut.split((outputs, of_outputs))
-        of_state, of_features = call.form.pullback(
-            call.form.options, state, features, *own, outputs, of_outputs, of_after
-        )
+    of_state, of_features = _scaled_pullback(
+        call, state, features, own, outputs, of_outputs, of_after
+    )
     return of_state, pull(of_features)[0]
 
 

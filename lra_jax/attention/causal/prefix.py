@@ -55,18 +55,6 @@ def prefix(
     return before, rows[-1]
 
 
-def prefix_pullback(of_before: Tree, of_after: Tree) -> tuple[Tree, Tree]:
-    """The gradients of `prefix`'s start and updates, without a decay.
-
-    Args:
-      of_before: gradient of the states before each chunk, `[B, N, P, ...]`.
-      of_after: gradient of the state after the last chunk, `[B, N, ...]`.
-    """
-    # Sums are linear: the derivative does not depend on the two arguments.
-    pull = jax.vjp(prefix, of_after, of_before)[1]
-    return pull((of_before, of_after))
-
-
 def _scaled(tree: Tree, factors: jax.Array) -> Tree:
     """Multiplies `[B, N, ...]` by factors for its leading axes."""
     return jax.tree.map(lambda x: x * inputs.aligned(factors, x.ndim), tree)
@@ -108,14 +96,5 @@ def hidden(pairs: jax.Array, visible: np.ndarray | jax.Array) -> jax.Array:
 
 def so_far(x: jax.Array) -> jax.Array:
     """Sums along a chunk up to each position, as a product: faster than a scan."""
-    return _summed("bnpj,ij->bnpi", x)
-
-
-def from_here(x: jax.Array) -> jax.Array:
-    """Sums along a chunk from each position on: the transpose of `so_far`."""
-    return _summed("bnpj,ji->bnpi", x)
-
-
-def _summed(terms: str, x: jax.Array) -> jax.Array:
     earlier = jnp.asarray(np.tri(x.shape[-1]), x.dtype)
-    return jnp.einsum(terms, x, earlier, precision=jax.lax.Precision.HIGHEST)
+    return jnp.einsum("bnpj,ij->bnpi", x, earlier, precision=jax.lax.Precision.HIGHEST)

@@ -42,7 +42,7 @@ import jax.numpy as jnp
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
 from lra_jax.attention.causal import engine
-from lra_jax.attention.flow import causal, gradient, whole
+from lra_jax.attention.flow import causal, whole
 from lra_jax.attention.flow.causal import FlowState, FlowTerms, Options
 from lra_jax.attention.flow.whole import Masks
 from lra_jax.attention.flow.whole import flow_slice as flow_slice
@@ -415,7 +415,6 @@ def _causal(
             causal.segment,
             options,
             _as_it_is,
-            gradient.pullback if options.sums_as_is else None,
         )
     out, sums = engine.run(
         form,

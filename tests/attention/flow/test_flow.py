@@ -408,6 +408,22 @@ def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
     assert_refuses("flow", options, *parts)
 
 
+@pytest.mark.parametrize("is_causal", [False, True], ids=["whole", "causal"])
+def test_no_features_no_gradient(is_causal: bool) -> None:
+    """Without eps nothing flows where features are zero: no 0 / 0."""
+    q, k, v = drawn(12, query_length=7, length=7)
+    q, k = (np.where(np.arange(7)[None, :, None, None] < 3, 0, x) for x in (q, k))
+    options = {"feature_map": "relu", "eps": 0.0, "is_causal": is_causal}
+
+    @fast_jit
+    def pulled_back(*arrays):
+        out, pullback = jax.vjp(functools.partial(run("flow"), **options), *arrays)
+        return out, pullback(jnp.ones_like(out))
+
+    for array in jax.tree.leaves(pulled_back(q, k, v)):
+        assert np.isfinite(array).all()
+
+
 def test_a_competition_without_clip_of_huge_flows() -> None:
     """Causal, with features that have no bound: its logits are beyond 1e20."""
 
