@@ -435,9 +435,6 @@ class Config:
     wandb: str | None = None
     """Weights & Biases project to report to, which needs `pip install wandb`;
     WANDB_MODE=offline in the environment keeps the reports on this machine."""
-    debug_nans: bool = False
-    """When the loss is not finite, repeat the bad step and name the first bad tensor:
-    its module, forward or backward. Single process only."""
     train: TrainConfig = None  # pyright: ignore[reportAssignmentType]
     """Optimisation, evaluation and checkpoints."""
     pretrain: PretrainConfig = PretrainConfig()
@@ -498,7 +495,8 @@ class Config:
                 name: kind(**drop_removed(name, values[name], "config"))
                 for name, kind in parts.items()
             }
-            given = {n: v for n, v in values.items() if n not in _OF_A_RUN}
+            ignored = {*_OF_A_RUN, *_WITHOUT_SUCCESSOR}
+            given = {n: v for n, v in values.items() if n not in ignored}
             config = cls(**{**given, **nested})
         except (KeyError, TypeError) as error:
             raise expected("config", wanted, reason(error)) from error
@@ -611,13 +609,15 @@ def _own_settings(task: str, preset: str, attention: str) -> dict[str, Any]:
 
 _PARTS = ("train", "pretrain", "model", "data")
 _OF_A_RUN = ("data_fingerprint", "first_steps", "first_path", "started_from")
+# Fields of earlier versions on which no result depended.
+_WITHOUT_SUCCESSOR = ("debug_nans",)
 
 # Paths, reports, and the hardware and memory used change no result of a run beyond
 # rounding.
 _WITHOUT_EFFECT = frozenset(
     {"workdir", "data.dir", "data.processes", "train.seq_devices"}
     | {"train.remat"}
-    | {"distributed", "coordinator", "num_processes", "process_id", "debug_nans"}
+    | {"distributed", "coordinator", "num_processes", "process_id"}
     | {"profile", "wandb"}
 )
 

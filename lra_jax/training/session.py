@@ -18,7 +18,7 @@ from lra_jax.data.stages import tokens_before
 from lra_jax.errors import expected
 from lra_jax.models import saved
 from lra_jax.tasks import Task, get_task
-from lra_jax.training import dry_run, hosts, nans, tracking
+from lra_jax.training import dry_run, hosts, tracking
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole, format_seconds
 from lra_jax.training.loop import fit
@@ -27,7 +27,7 @@ from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.restore import export
 from lra_jax.training.scores import standard_error
-from lra_jax.training.trainer import NonFiniteLoss, Trainer
+from lra_jax.training.trainer import Trainer
 
 
 class Session:
@@ -109,7 +109,7 @@ class Session:
             if self.console.start:
                 self.console.line(f"resuming from step {self.console.start}")
                 self._name_changed_metrics()
-            self._fit()
+            fit(self.trainer, self.console, self._tracker)
             result = self._score()
             if hosts.is_writer():
                 workdirs.lengthen(self.workdir, self.config.train.steps)
@@ -156,18 +156,6 @@ class Session:
             cut=LengthWarmup.parse(train.length_warmup, train.steps),
             whole=Curriculum.parse(train.curriculum, train.steps),
         )
-
-    def _fit(self) -> None:
-        try:
-            fit(self.trainer, self.console, self._tracker)
-        except NonFiniteLoss as error:
-            if not self.config.debug_nans or jax.process_count() > 1:
-                raise
-            self.console.line(f"step {error.step} is not finite; repeating it")
-            again = Trainer(self.config, self.task, self.dataset, self.workdir)
-            with contextlib.closing(again.checkpoints):
-                cause = nans.explain(again, error.step)
-            raise NonFiniteLoss(error.step, error.saved_step, cause) from None
 
     def _name_changed_metrics(self) -> None:
         seal = self.trainer.checkpoints.seal

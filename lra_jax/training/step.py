@@ -1,10 +1,9 @@
 """The training state, and the two functions that are compiled."""
 
-import itertools
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -17,8 +16,6 @@ from lra_jax.training.optimizer import without_moments
 Loss = Callable[[nnx.Module, Batch, nnx.Rngs | None], Sums]
 
 NO_STEP = -1
-
-_NUMBERS = itertools.count()
 
 
 class TrainState(NamedTuple):
@@ -166,18 +163,21 @@ def make_eval_step(
 def _traced_at_most(
     count: int | None, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """``chex.assert_max_traces``, but counting for this function object alone.
-
-    Chex counts by source and name, so counts of two runs in one process would add up.
-    """
+    """The function, which raises an AssertionError when traced more often."""
     if count is None:
         return function
-    name = function.__name__
-    function.__name__ = f"{name}_{next(_NUMBERS)}"
-    guarded = chex.assert_max_traces(function, count)
-    # jax names the compiled program by this, and looks it up in its cache.
-    function.__name__ = guarded.__name__ = name
-    return guarded
+    traces = 0
+
+    @functools.wraps(function)  # jax names the compiled program by the function.
+    def traced(*args: Any) -> Any:
+        nonlocal traces
+        # With JAX_DEBUG_NANS, jax also calls it on arrays.
+        traces += isinstance(jax.tree.leaves(args)[0], jax.core.Tracer)
+        if traces > count:
+            raise AssertionError(f"{function.__name__!r} is traced > {count} times")
+        return function(*args)
+
+    return traced
 
 
 @jax.jit

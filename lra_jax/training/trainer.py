@@ -52,13 +52,13 @@ class NonFiniteLoss(FloatingPointError):
       saved_step: step of the last good checkpoint; None if there is none.
     """
 
-    def __init__(self, step: int, saved_step: int | None, cause: str = ""):
+    def __init__(self, step: int, saved_step: int | None):
         kept = "no checkpoint was saved yet"
         if saved_step is not None:
             kept = f"the checkpoint of step {saved_step} is kept"
         super().__init__(
             f"the loss or its gradient is not finite at step {step}; "
-            f"{cause and f'{cause}; '}{kept}"
+            f"{kept}; with JAX_DEBUG_NANS=1, jax looks for the cause"
         )
         self.step = step
         self.saved_step = saved_step

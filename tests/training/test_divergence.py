@@ -7,7 +7,6 @@ import pytest
 
 from lra_jax import train
 from lra_jax.configs import Config
-from lra_jax.kernels.cpu import library
 from lra_jax.training import NonFiniteLoss
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
@@ -97,73 +96,3 @@ def test_is_noticed_at_the_next_report(data_dir, tmp_path):
         train.run(config, quiet=True)
     assert error.value.step == 2
     assert read_metrics(tmp_path) == [{"step": 2, "split": "not_finite"}]
-
-
-@pytest.mark.parametrize(
-    ("attention", "learning_rate", "step", "remat", "cause"),
-    [
-        # The square root at 0: its derivative.
-        (
-            "helpers:bad_gradient",
-            1e-3,
-            2,
-            True,
-            r"in step 1 div made an infinity of float32\[8,60,2,8\] in "
-            r"encoder.blocks.0.attention, backward; no checkpoint",
-        ),
-        (
-            "cosformer",
-            1e30,
-            2,
-            False,
-            r"in step 2 \w+ made (an infinity|a NaN) of .* in encoder.*, forward",
-        ),
-    ],
-)
-def test_debug_nans_names_the_first_bad_tensor(
-    data_dir, tmp_path, attention, learning_rate, step, remat, cause
-):
-    config = helpers.tiny(
-        data_dir,
-        tmp_path,
-        attention=attention,
-        train=STEEP | {"learning_rate": learning_rate, "remat": remat},
-        data={"buckets": "60"},
-        debug_nans=True,
-    )
-    with pytest.raises(NonFiniteLoss, match=f"at step {step}; {cause}") as error:
-        train.run(config, quiet=True)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"model": {"attention_options": "implementation=native"}},
-        {"train": {"seq_devices": 2}},
-    ],
-    ids=["kernels", "split sequences"],
-)
-def test_debug_nans_on_two_devices(data_dir, tmp_path, more):
-    if "model" in more and library.problem() is not None:
-        pytest.skip(f"{library.problem()}")
-    train_settings = STEEP | {"learning_rate": 1e30} | more.get("train", {})
-    config = helpers.tiny(
-        data_dir,
-        tmp_path,
-        attention="cosformer",
-        train=train_settings,
-        model={"pooling": "mean"} | more.get("model", {}),
-        data={"buckets": "60"},
-        debug_nans=True,
-    )
-    with pytest.raises(NonFiniteLoss, match=r"in step 2 .* in encoder.*, forward"):
-        train.run(config, quiet=True)
-
-
-def test_debug_nans_does_the_steps_after_a_checkpoint_again(data_dir, tmp_path):
-    config = steep(data_dir, tmp_path, debug_nans=True)
-    wanted = r"; in step \d+ [a-z_]+ made a NaN of float32\[.*\] in .*, forward; the ch"
-    with pytest.raises(NonFiniteLoss, match=wanted) as error:
-        train.run(config, quiet=True)
-    assert error.value.saved_step is not None
