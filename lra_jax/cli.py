@@ -1,7 +1,7 @@
 """Shared by the command lines: parsing, one-line errors, exit codes.
 
 Exit codes: 0 success; 1 the run failed; 2 the command was invalid; 128 + n stopped by
-signal n.
+signal n. With ``--debug`` the traceback of an error is shown before its line.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,13 +25,15 @@ from lra_jax import runtime
 from lra_jax.attention import registry
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import SWITCHES, check_text, expected, nearest
+from lra_jax.errors import SWITCHES, check_text, expected, nearest, on_one_line
 
 Parsed = TypeVar("Parsed")
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """Prints ``error: message`` as one line on stderr and exits."""
+    if _debugs and sys.exc_info()[0] is not None:
+        traceback.print_exc()
     # The code has to get out, even if nobody reads the message any more.
     with contextlib.suppress(BrokenPipeError):
         print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
@@ -39,7 +42,11 @@ def fail(message: str, code: int = 2) -> NoReturn:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Turns a ValueError, or a disk error, into one line and exit code 2."""
+    """Turns any error into one line and an exit code.
+
+    That is 2 for a ValueError or a disk error, which another command line mends, and 1
+    for any other.
+    """
     try:
         yield
     except BrokenPipeError:
@@ -48,6 +55,25 @@ def user_errors() -> Iterator[None]:
         fail(str(error))
     except KeyboardInterrupt:
         fail("interrupted", 128 + signal.SIGINT)
+    except Exception as error:
+        fail_unexpectedly(error)
+
+
+def fail_unexpectedly(error: Exception) -> NoReturn:
+    """Exits with code 1 and the error's type and text on one line."""
+    hint = "" if _debugs else " (--debug shows where)"
+    fail(f"{type(error).__name__}: {on_one_line(error)}{hint}", 1)
+
+
+_debugs = False
+
+
+def arguments(args: Sequence[str] | None) -> list[str]:
+    """The arguments of a command without ``--debug``; None = those of this process."""
+    global _debugs
+    words = list(sys.argv[1:] if args is None else args)
+    _debugs = "--debug" in words
+    return [word for word in words if word != "--debug"]
 
 
 def interpreter() -> str:
@@ -70,7 +96,7 @@ def started(args: Sequence[str] | None) -> list[str]:
     those of its log as well.
     """
     if args is not None:
-        return list(args)
+        return arguments(args)
     with user_errors():
         runtime.tune_allocator()
     # Python 3.13's own setting. Tracing makes many objects and few cycles, and after
@@ -82,7 +108,7 @@ def started(args: Sequence[str] | None) -> list[str]:
     log = logging.getLogger("lra_jax")
     log.addHandler(handler)
     log.propagate = False
-    return sys.argv[1:]
+    return arguments(None)
 
 
 def parse_preset(args: Sequence[str]) -> Config:

@@ -29,7 +29,7 @@ Makes a page of finished runs, together with published results.
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line; exit code 2 if there is nothing to report."""
-    args = list(sys.argv[1:] if args is None else args)
+    args = cli.arguments(args)
     if "--help" in args or "-h" in args:
         print(_HELP)
         return

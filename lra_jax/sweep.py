@@ -19,7 +19,6 @@ if __name__ == "__main__":
     signals.watch()
 
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 
 from lra_jax import cli, runs, signals
@@ -56,7 +55,7 @@ python -m lra_jax.report makes a page of the results."""
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line; exit code 1 if a run failed."""
-    args = list(sys.argv[1:] if args is None else args)
+    args = cli.arguments(args)
     if "--help" in args or "-h" in args:
         print(_HELP)
         return

@@ -121,6 +121,8 @@ def _main(config: Config, command: str, again: str, dry: bool) -> None:
         raise
     except (NonFiniteLoss, OSError) as error:
         cli.fail(str(error), 1)
+    except Exception as error:
+        cli.fail_unexpectedly(error)
 
 
 @contextlib.contextmanager

@@ -115,6 +115,38 @@ def test_errors_that_need_the_data(capsys, tmp_path, small_data, flags, parts):
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("--split: expected\na split"), (2, "--split: expected a split")),
+        (OSError("no space left"), (2, "no space left")),
+        (RuntimeError("two\nlines"), (1, "RuntimeError: two lines (--debug")),
+        (KeyError("tokens"), (1, "KeyError: 'tokens' (--debug shows where)")),
+        (AssertionError(), (1, "AssertionError")),
+    ],
+)
+def test_any_error_is_one_line(capsys, monkeypatch, error, expected) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(evaluate, "run", run)
+    code, _, err = outcome(capsys, "--workdir=somewhere", module=evaluate)
+    helpers.assert_one_error(code, err, *expected)
+    flags = ("--debug", "--workdir=somewhere")
+    code, _, err = outcome(capsys, *flags, module=evaluate)
+    assert code == expected[0] and "Traceback" in err and ", in run\n" in err
+
+
+def test_an_error_in_training_is_one_line(capsys, monkeypatch, tmp_path) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr("lra_jax.training.session.Session.run", run)
+    config = helpers.tiny(tmp_path / "data", tmp_path / "run")
+    code, _, err = outcome(capsys, *helpers.flags(config))
+    helpers.assert_one_error(code, err, 1, "RuntimeError: out of memory")
+
+
 def test_an_error_that_nobody_reads_keeps_its_code(monkeypatch) -> None:
     class Closed(io.StringIO):
         def write(self, *_: object) -> int:

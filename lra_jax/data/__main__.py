@@ -14,7 +14,6 @@ if __name__ == "__main__":
     signals.watch()
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,7 +96,7 @@ class SampleCommand(DataCommand):
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line; exit codes as in ``lra_jax.cli``."""
-    args = list(sys.argv[1:] if args is None else args)
+    args = cli.arguments(args)
     if not args or args[0] in ("-h", "--help"):
         print(_HELP)
         print(f"\nCommands: {', '.join(COMMANDS)}; each has a --help.")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.core import Tracer
 
 from lra_jax.models.batch_norm import RunningMean
 from lra_jax.tasks.base import Batch, Sums
@@ -172,7 +173,7 @@ def _traced_at_most(
     def traced(*args: Any) -> Any:
         nonlocal traces
         # With JAX_DEBUG_NANS, jax also calls it on arrays.
-        traces += isinstance(jax.tree.leaves(args)[0], jax.core.Tracer)
+        traces += isinstance(jax.tree.leaves(args)[0], Tracer)
         if traces > count:
             raise AssertionError(f"{function.__name__!r} is traced > {count} times")
         return function(*args)
