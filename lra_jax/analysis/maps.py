@@ -1,7 +1,6 @@
 """Where a trained model looks: attention matrices of one example, and what each token
 receives; for Flow-Attention also competition and allocation."""
 
-import inspect
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -71,9 +70,7 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
         received = received / _even(captured.documents[0, front:end])
     competition = allocation = None
     if call.mechanism.name == "flow":
-        named = inspect.signature(flow_terms).parameters
-        options = {k: v for k, v in call.keywords.items() if k in named}
-        terms = flow_terms(call.query, call.key, **options)
+        terms = flow_terms(call.query, call.key, **call.keywords)
         seen = slice(front, end)
         competition = np.asarray(terms.competition)[0, seen].T
         allocation = np.asarray(terms.allocation)[0, seen].T

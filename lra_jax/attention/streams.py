@@ -67,6 +67,9 @@ _STEP = """Processes one position of each sample: `[B, N, H]` -> `[B, N, Hv]`.
     """
 
 
+# Parameters of an attention that are not options of its prefill.
+_ATTENTION = {"query", "key", "value", "mask", "is_causal"}
+_ATTENTION |= {"implementation", "deterministic"}
 # Parameters of a prefill that are not options of init and step.
 _WHOLE = {"query", "key", "value", "mask", "chunking", "state", "segment_ids"}
 
@@ -186,14 +189,18 @@ def make_prefill(
     Args:
       attention: ``X_attention``.
       run: computes it and returns the state as well: ``f(query, key, value, mask,
-        is_causal=..., state=..., **options)``. Those of its options that are keywords
-        of the attention become the options of the prefill.
+        is_causal=..., state=..., **options)``. Those of its options that are parameters
+        of the attention become the options of the prefill; with ``**options`` in its
+        signature, all of them.
     """
     taken = inspect.signature(run).parameters
+    every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
     options = {
-        p.name: p
+        p.name: p.replace(kind=p.KEYWORD_ONLY)
         for p in inspect.signature(attention).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name in taken
+        if p.kind is not p.VAR_KEYWORD
+        and p.name not in _ATTENTION
+        and (every or p.name in taken)
     }
     defaults = {name: p.default for name, p in options.items()}
 

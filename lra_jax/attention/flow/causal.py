@@ -47,8 +47,8 @@ _ROOM, _LARGEST = 40, 60
 class Options(NamedTuple):
     """`feature_maps.Options`, and those of `flow_attention`."""
 
-    feature_map: Any
-    dtype: Any  # of the computation
+    feature_map: Any = "sigmoid"
+    dtype: Any = None  # of the computation
     precision: jax.lax.PrecisionLike = None
     clip: float | None = 30.0
     competition_axis: str = "source"
@@ -56,6 +56,11 @@ class Options(NamedTuple):
     allocation: bool = True
     eps: float = 1e-6
     extra_eps: float = 0.0
+
+    @classmethod
+    def of(cls, **options: Any) -> "Options":
+        """The options among the keywords of `flow_attention`."""
+        return cls(**{k: v for k, v in options.items() if k in cls._fields})
 
     @property
     def sums_as_is(self) -> bool:
@@ -195,16 +200,15 @@ def segment(
     rows: Documents | None = None,
 ) -> tuple[tuple[jax.Array, jax.Array], FlowSums]:
     """One segment, see `engine.Form`: numerators, their factors and the state after."""
-    features = in_units(features, tables)
-    query, key, value = features
-    found, sums, terms = _terms(options, state, features, tables, rows)
+    query, key, value = in_units(features, tables)
+    earlier, terms, sums = _terms(options, state, query, key, tables, rows)
     value = value * terms.competition[..., None]
     product = functools.partial(jnp.einsum, precision=options.precision)
     key, query = documents.stayers(key, rows), documents.readers(query, rows)
     updates = product("bnpjm,bnpjv->bnpmv", key, value)
     decay = documents.decay(None, rows, key.dtype)
     before, summary = prefix(state.summary, updates, decay)
-    numerator = product("bnpij,bnpjv->bnpiv", found.earlier, value)
+    numerator = product("bnpij,bnpjv->bnpiv", earlier, value)
     numerator += product("bnpim,bnpmv->bnpiv", query, before)
     factor = feature_maps.over(terms.allocation, terms.incoming)
     return (numerator, factor), sums._replace(summary=summary)
@@ -218,8 +222,8 @@ def terms_segment(
     rows: Documents | None = None,
 ) -> tuple[FlowTerms, FlowSums]:
     """`segment` with the terms in place of the output; it computes no summary."""
-    features = in_units(features, tables)
-    _, sums, terms = _terms(options, state, features, tables, rows)
+    query, key, _ = in_units(features, tables)
+    _, terms, sums = _terms(options, state, query, key, tables, rows)
     return terms, sums
 
 
@@ -237,113 +241,75 @@ def in_units(
 def _terms(
     options: Options,
     state: FlowSums,
-    features: tuple[jax.Array, jax.Array, jax.Array],
-    tables: Tables,
-    rows: Documents | None,
-) -> tuple["Flows", FlowSums, FlowTerms]:
-    found, sums = flows(options, state, *features[:2], tables, rows)
-    competition, largest, total = compete(
-        options, found.conserved_source, state.largest, state.total, tables, rows
-    )
-    allocation = allocated(options, found.conserved_sink)
-    terms = FlowTerms(*found[2:6], competition, allocation)
-    return found, sums._replace(largest=largest, total=total), terms
-
-
-class Flows(NamedTuple):
-    """A segment's flows, and the sums before each of its chunks.
-
-    phi is in the tables' unit.
-    """
-
-    earlier: jax.Array  # phi(q_i) . phi(k_j) for j <= i, else 0, [B, N, P, C, C]
-    later: jax.Array  # for i <= j
-    incoming: jax.Array  # I, [B, N, P, C], as are the next five
-    outgoing: jax.Array  # O
-    conserved_sink: jax.Array  # I'
-    conserved_source: jax.Array  # O'
-    of_keys: jax.Array  # n / O
-    of_queries: jax.Array  # n / I
-    keys: jax.Array  # [B, N, P, M], as are the next three
-    queries: jax.Array
-    key_flow: jax.Array
-    query_flow: jax.Array
-
-
-def flows(
-    options: Options,
-    state: FlowSums,
     query: jax.Array,
     key: jax.Array,
     tables: Tables,
-    rows: Documents | None = None,
-) -> tuple[Flows, FlowSums]:
-    """The flows of a segment, and the sums after it."""
+    rows: Documents | None,
+) -> tuple[jax.Array, FlowTerms, FlowSums]:
+    """``phi(q_i) . phi(k_j)`` for j <= i, the terms, and the sums after the segment.
+
+    phi is in the tables' unit, and the flows are `[B, N, P, C]`.
+    """
     product = functools.partial(jnp.einsum, precision=options.precision)
     unit = tables.units
     inner = functools.partial(_inner, options, rows, unit)
-    decay = documents.decay(None, rows, key.dtype)
-    sinks, sources = counts(tables)
-    earlier, later = _pairs(options, query, key, rows)
-    sides = key.sum(-1), query.sum(-1)
+    sinks, sources = jnp.maximum(tables.sinks, 1), jnp.maximum(tables.sources, 1)
+    scores = product("bnpim,bnpjm->bnpij", query, key)
+    visible = documents.visible(scores.shape[-1], rows)
+    earlier, later = hidden(scores, visible), hidden(scores, visible.swapaxes(-1, -2))
     last_key, last_query = (documents.stayers(x, rows) for x in (key, query))
-    (keys, queries), (after_keys, after_queries) = prefix(
-        (state.keys, state.queries), (last_key.sum(3), last_query.sum(3)), decay
+
+    def sums_before(
+        start: tuple[jax.Array, jax.Array], updates: tuple[jax.Array, jax.Array]
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+        return prefix(start, updates, documents.decay(None, rows, key.dtype))
+
+    (keys, queries), (after_keys, after_queries) = sums_before(
+        (state.keys, state.queries), (last_key.sum(3), last_query.sum(3))
     )
     ones = jnp.ones(earlier.shape[-1], earlier.dtype)
-    near = (
-        product("bnpij,j->bnpi", earlier, ones),
-        product("bnpij,i->bnpj", later, ones),
-    )
-    incoming = inner(unit, near[0], sides[0], query, keys)
-    outgoing = inner(unit, near[1], sides[1], key, queries)
-    of_keys, of_queries = (
-        feature_maps.over(sinks, outgoing),
-        feature_maps.over(sources, incoming),
-    )
+    near = product("bnpij,j->bnpi", earlier, ones)
+    incoming = inner(unit, near, key.sum(-1), query, keys)
+    near = product("bnpij,i->bnpj", later, ones)
+    outgoing = inner(unit, near, query.sum(-1), key, queries)
+    of_keys = feature_maps.over(sinks, outgoing)
+    of_queries = feature_maps.over(sources, incoming)
     updates = (
         product("bnpjm,bnpj->bnpm", last_key, of_keys),
         product("bnpjm,bnpj->bnpm", last_query, of_queries),
     )
-    (key_flow, query_flow), (after_key_flow, after_query_flow) = prefix(
-        (state.key_flow, state.query_flow), updates, decay
+    (key_flow, query_flow), (after_key_flow, after_query_flow) = sums_before(
+        (state.key_flow, state.query_flow), updates
     )
-    near = (
-        product("bnpij,bnpj->bnpi", earlier, of_keys),
-        product("bnpij,bnpi->bnpj", later, of_queries),
+    near = product("bnpij,bnpj->bnpi", earlier, of_keys)
+    sink = inner(1 / unit, near, key.sum(-1) * of_keys, query, key_flow)
+    near = product("bnpij,bnpi->bnpj", later, of_queries)
+    source = inner(1 / unit, near, query.sum(-1) * of_queries, key, query_flow)
+    conserved_sink, conserved_source = sink / sources, source / sinks
+    competition, largest, total = _compete(
+        options, conserved_source, state.largest, state.total, tables, rows
     )
-    sink = inner(1 / unit, near[0], sides[0] * of_keys, query, key_flow)
-    source = inner(1 / unit, near[1], sides[1] * of_queries, key, query_flow)
-    found = Flows(
-        earlier=earlier,
-        later=later,
-        incoming=incoming,
-        outgoing=outgoing,
-        conserved_sink=sink / sources,
-        conserved_source=source / sinks,
-        of_keys=of_keys,
-        of_queries=of_queries,
-        keys=keys,
-        queries=queries,
-        key_flow=key_flow,
-        query_flow=query_flow,
+    terms = FlowTerms(
+        incoming,
+        outgoing,
+        conserved_sink,
+        conserved_source,
+        competition,
+        allocated(options, conserved_sink),
     )
-    return found, state._replace(
-        keys=after_keys,
-        queries=after_queries,
-        key_flow=after_key_flow,
-        query_flow=after_query_flow,
+    return (
+        earlier,
+        terms,
+        FlowSums(
+            keys=after_keys,
+            queries=after_queries,
+            key_flow=after_key_flow,
+            query_flow=after_query_flow,
+            largest=largest,
+            total=total,
+            summary=state.summary,
+        ),
     )
-
-
-def _pairs(
-    options: Options, query: jax.Array, key: jax.Array, rows: Documents | None
-) -> tuple[jax.Array, jax.Array]:
-    """`Flows.earlier` and `Flows.later`."""
-    precision = options.precision
-    scores = jnp.einsum("bnpim,bnpjm->bnpij", query, key, precision=precision)
-    visible = documents.visible(scores.shape[-1], rows)
-    return hidden(scores, visible), hidden(scores, visible.swapaxes(-1, -2))
 
 
 def _inner(
@@ -390,7 +356,7 @@ def _so_far(x: jax.Array, rows: Documents | None) -> jax.Array:
     )
 
 
-def compete(
+def _compete(
     options: Options,
     conserved_source: jax.Array,
     largest: jax.Array,
@@ -399,7 +365,7 @@ def compete(
     rows: Documents | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """c `[B, N, P, C]`, and the largest logit and the total after the segment."""
-    _, sources = counts(tables)
+    sources = jnp.maximum(tables.sources, 1)
     if not options.competition:
         return no_competition(conserved_source, tables.visible), largest, total
     logits = clipped(options, conserved_source)
@@ -476,11 +442,6 @@ def _merged(
         total * jnp.exp(feature_maps.below(own, largest)) for own, total in (one, two)
     )
     return largest, first + second
-
-
-def counts(tables: Tables) -> tuple[jax.Array, jax.Array]:
-    """Real sinks and sources up to each position, at least 1."""
-    return jnp.maximum(tables.sinks, 1), jnp.maximum(tables.sources, 1)
 
 
 def clipped(options: Options, logits: jax.Array) -> jax.Array:

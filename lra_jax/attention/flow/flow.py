@@ -34,6 +34,7 @@ self-attention, so ``query_mask`` defaults to ``mask``. A stream (`flow_init`,
 `flow_prefill`, `flow_step`) holds its sums, of a size independent of the position.
 """
 
+import inspect
 from typing import Any
 
 import jax
@@ -126,20 +127,22 @@ def flow_attention(
     inputs.check_keywords(flow_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.refuse_decoding(deterministic, query, key, "flow")
-    options = Options(
-        feature_map,
-        inputs.accumulation_dtype(query, key, value),
-        precision,
-        clip=clip,
-        competition_axis=competition_axis,
-        competition=competition,
-        allocation=allocation,
-        eps=eps,
-        extra_eps=extra_eps,
+    options, masks, rows = _begin(
+        Options(
+            feature_map,
+            precision=precision,
+            clip=clip,
+            competition_axis=competition_axis,
+            competition=competition,
+            allocation=allocation,
+            eps=eps,
+            extra_eps=extra_eps,
+        ),
+        (query, key, value),
+        (mask, query_mask),
+        is_causal,
+        segment_ids,
     )
-    causal.check(options, is_causal)
-    rows = packed.packed(segment_ids, query, key)
-    masks = _masks(mask, query_mask, is_causal, query, key, rows)
     target = kernels.choose(
         implementation,
         query,
@@ -172,55 +175,9 @@ def flow_attention(
     )
 
 
-@dense.precise
-def flow_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    query_mask: jax.Array | None = None,
-    clip: float | None = 30.0,
-    *,
-    segment_ids: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "sigmoid",
-    competition_axis: str = "source",
-    competition: bool = True,
-    allocation: bool = True,
-    eps: float = 1e-6,
-    extra_eps: float = 0.0,
-    precision: jax.lax.PrecisionLike = None,
-    **flax: Any,
-) -> jax.Array:
-    """Returns the matrix `[B, N, T, S]` with ``out = weights @ value``.
-
-    They are float32 or wider and never negative; rows do not sum to one. Arguments and
-    errors are those of `flow_attention`.
-    """
-    inputs.check_keywords(flow_weights, flax)
-    inputs.check_inputs(query, key, None, is_causal)
-    options = Options(
-        feature_map,
-        inputs.accumulation_dtype(query, key),
-        precision,
-        clip=clip,
-        competition_axis=competition_axis,
-        competition=competition,
-        allocation=allocation,
-        eps=eps,
-        extra_eps=extra_eps,
-    )
-    causal.check(options, is_causal)
-    rows = packed.packed(segment_ids, query, key)
-    masks = _masks(mask, query_mask, is_causal, query, key, rows)
-    terms, _ = _terms(options, query, key, masks, rows, is_causal)
-    features, _ = whole.features_of(options, query, key, masks)
-    scores = feature_maps.products(*features, precision)
-    if is_causal:
-        scores = feature_maps.hide_future(scores)
-    scores = packed.hide_others(scores, rows)
-    sinks = jnp.swapaxes(feature_maps.over(terms.allocation, terms.incoming), 1, 2)
-    sources = jnp.swapaxes(terms.competition, 1, 2)
-    return scores * sinks[..., None] * sources[:, :, None, :]
+flow_weights = dense.weights_of(
+    flow_attention, "It is never negative; its rows do not sum to one."
+)
 
 
 def flow_terms(
@@ -232,88 +189,57 @@ def flow_terms(
     *,
     is_causal: bool = False,
     segment_ids: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "sigmoid",
-    competition_axis: str = "source",
-    competition: bool = True,
-    allocation: bool = True,
-    eps: float = 1e-6,
-    extra_eps: float = 0.0,
-    precision: jax.lax.PrecisionLike = None,
+    **options: Any,
 ) -> FlowTerms:
     """Returns the flows, the competition and the allocation of `flow_attention`.
 
-    Arguments and errors are those of `flow_attention`.
+    Arguments and errors are those of `flow_attention`; options that do not affect the
+    terms are ignored.
     """
     inputs.check_inputs(query, key, None, is_causal)
-    options = Options(
-        feature_map,
-        inputs.accumulation_dtype(query, key),
-        precision,
-        clip=clip,
-        competition_axis=competition_axis,
-        competition=competition,
-        allocation=allocation,
-        eps=eps,
-        extra_eps=extra_eps,
+    known = inspect.signature(flow_attention).parameters
+    unknown = {name: options[name] for name in options.keys() - known}
+    inputs.check_keywords(flow_attention, unknown, options.get("deterministic"))
+    begun, masks, rows = _begin(
+        Options.of(clip=clip, **options),
+        (query, key),
+        (mask, query_mask),
+        is_causal,
+        segment_ids,
     )
-    causal.check(options, is_causal)
-    rows = packed.packed(segment_ids, query, key)
-    masks = _masks(mask, query_mask, is_causal, query, key, rows)
-    terms, unit = _terms(options, query, key, masks, rows, is_causal)
+    terms, unit = _terms(begun, query, key, masks, rows, is_causal)
     area = causal.along(unit, terms.incoming) ** 2
     incoming, outgoing = terms.incoming * area, terms.outgoing * area
     return terms._replace(incoming=incoming, outgoing=outgoing)
 
 
-def flow_prefill(
+def _prefill(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    mask: jax.Array | None = None,
-    query_mask: jax.Array | None = None,
-    clip: float | None = 30.0,
+    mask: jax.Array | None,
     *,
-    state: FlowState | None = None,
-    segment_ids: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "sigmoid",
-    competition: bool = True,
-    allocation: bool = True,
-    eps: float = 1e-6,
-    extra_eps: float = 0.0,
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
+    is_causal: bool,
+    state: FlowState | None,
+    query_mask: jax.Array | None,
+    segment_ids: jax.Array | None,
+    chunking: engine.Chunking | None,
+    **options: Any,
 ) -> tuple[jax.Array, FlowState]:
-    """Processes a whole prompt, or a later part of one, in one pass.
-
-    Args:
-      query: `[B, T, N, H]`; key, value, masks and options as in `flow_attention`.
-      state: the state so far; None = a new stream. In a packed row, the first document
-        continues it, and the returned state is that of the last.
-
-    Returns:
-      The causal attention `[B, T, N, Hv]` and the state after the last real position.
-
-    Raises:
-      ValueError: shapes, dtypes, a mask, an option or the state do not fit.
-    """
-    inputs.check_inputs(query, key, value, True)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    options = Options(
-        feature_map,
-        dtype if state is None else state.sums.total.dtype,
-        precision,
-        clip=clip,
-        competition=competition,
-        allocation=allocation,
-        eps=eps,
-        extra_eps=extra_eps,
+    inputs.check_inputs(query, key, value, is_causal)
+    begun, masks, rows = _begin(
+        Options.of(**options),
+        (query, key, value),
+        (mask, query_mask),
+        is_causal,
+        segment_ids,
     )
-    causal.check(options, True)
-    rows = packed.packed(segment_ids, query, key)
-    masks = _masks(mask, query_mask, True, query, key, rows)
-    return _causal(options, query, key, value, masks, chunking, state, rows=rows)
+    if state is not None:
+        begun = begun._replace(dtype=state.sums.total.dtype)
+    return _causal(begun, query, key, value, masks, chunking, state, rows=rows)
 
 
+flow_prefill = streams.make_prefill(flow_attention, _prefill)
 flow_init = streams.make_init(flow_prefill)
 flow_step = streams.make_step(flow_prefill)
 
@@ -333,21 +259,25 @@ def _kernel_refusal(options: Options, is_causal: bool) -> kernels.Refusal | None
     return None
 
 
-def _masks(
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
+def _begin(
+    options: Options,
+    arrays: tuple[jax.Array, ...],
+    masks: Masks,
     is_causal: bool,
-    query: jax.Array,
-    key: jax.Array,
-    rows: packed.Packed | None,
-) -> Masks:
-    """Boolean masks of the sources `[B, S]` and of the sinks `[B, T]`; None = all."""
+    segment_ids: jax.Array | None,
+) -> tuple[Options, Masks, packed.Packed | None]:
+    """Checks the options, and brings masks to `[B, S]` and `[B, T]`; None = all."""
+    options = options._replace(dtype=inputs.accumulation_dtype(*arrays))
+    causal.check(options, is_causal)
+    query, key = arrays[:2]
+    rows = packed.packed(segment_ids, query, key)
+    mask, query_mask = masks
     batch, length = query.shape[:2]
     sources = packed.shown(masking.padding_mask(mask, batch, key.shape[1]), rows)
     if query_mask is None and is_causal:
-        return sources, sources
+        return options, (sources, sources), rows
     sinks = masking.padding_mask(query_mask, batch, length, "query_mask")
-    return sources, packed.shown(sinks, rows)
+    return options, (sources, packed.shown(sinks, rows)), rows
 
 
 def _terms(

@@ -228,15 +228,7 @@ def flow_slice(
     *,
     axis: str,
     is_causal: bool,
-    clip: float | None = 30.0,
-    feature_map: feature_maps.FeatureMap = "sigmoid",
-    competition_axis: str = "source",
-    competition: bool = True,
-    allocation: bool = True,
-    eps: float = 1e-6,
-    extra_eps: float = 0.0,
-    precision: jax.lax.PrecisionLike = None,
-    **_: Any,
+    **options: Any,
 ) -> jax.Array:
     """One device's part of `flow_attention`, see `lra_jax.attention.sharded`.
 
@@ -250,18 +242,10 @@ def flow_slice(
     inputs.refuse_causal(
         is_causal, "Flow-Attention over several devices has no causal form"
     )
-    options = Options(
-        feature_map,
-        inputs.accumulation_dtype(query, key, value),
-        precision,
-        clip=clip,
-        competition_axis=competition_axis,
-        competition=competition,
-        allocation=allocation,
-        eps=eps,
-        extra_eps=extra_eps,
+    begun = Options.of(**options)._replace(
+        dtype=inputs.accumulation_dtype(query, key, value)
     )
-    causal.check(options, False)
+    causal.check(begun, False)
     rows = sliced(segment_ids, axis)
     masks = packed.shown(mask, rows), packed.shown(query_mask, rows)
-    return attend(options, query, key, value, masks, axis=axis, rows=rows)
+    return attend(begun, query, key, value, masks, axis=axis, rows=rows)
