@@ -141,7 +141,6 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
         prog,
         f"{description}\n\nTasks and presets: {presets}.\nMechanisms: "
         f"{', '.join(registry.names())}, or package.module:function.\n"
-        f"{_targets(preset.task)}"
         "Unambiguous short forms of flags work: --steps, --batch-size, --lr.",
         args,
         default=preset,
@@ -151,18 +150,6 @@ def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
     if of_preset and train.too_warm:
         return config.replace(train={"warmup": max(train.steps, 0) // 10})
     return config
-
-
-def _targets(task: str) -> str:
-    """The line of ``--help`` about the targets of pretraining; "" if there are none."""
-    entry = find_task(task)
-    if entry.per_position:
-        return ""
-    found = ["tokens (masked tokens)"]
-    for name, target in entry.targets.items():
-        how = ", in one of several readings at a time" * target.in_readings
-        found.append(f"{name} ({target.help}{how})")
-    return f"--pretrain.target of --task={task}: {'; '.join(found)}.\n"
 
 
 def parse(

@@ -51,7 +51,11 @@ def check_path(name: str, path: os.PathLike) -> None:
 
 # By part of a run's config, the settings of earlier versions and their values without
 # effect, which a file may still have.
-_REMOVED: dict[str, dict[str, Any]] = {"model": {"ema": 0}}
+_REMOVED: dict[str, dict[str, Any]] = {
+    "model": {"ema": 0, "readings": 1},
+    "pretrain": {"target": "tokens", "probe_steps": 0},
+    "data": {"paths": False},
+}
 
 
 def drop_removed(part: str, settings: Any, name: str) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def outcome(capsys, *args: str, module=train) -> tuple[object, str, str]:
             ["--model.attention_options: features: expected a positive int, got 0"],
         ),
         (
-            "--pretrain.target=values",
-            ["--pretrain.steps: expected more than", "--pretrain.target, got 0"],
+            "--pretrain.mask_rate=0.2",
+            ["--pretrain.steps: expected more than", "--pretrain.mask_rate, got 0"],
         ),
     ],
 )

@@ -407,8 +407,6 @@ def test_settings_that_cannot_work(changes, message):
         ("mad-recall", {"data": {"length": 300}}, "--data.length: .*=128, got 300"),
         ("retrieval", {"data": {"max_length": 0}}, "--data.max_length: .* got 0"),
         ("text", {"data": {"validation": "tets"}}, "--data.validation: .* got 'tets'"),
-        ("text", {"model": {"readings": 2}}, "readings: expected 1 for --task=text"),
-        ("lm", {"pretrain": {"target": "x"}}, "target: expected tokens .* got x"),
     ],
 )
 def test_settings_that_do_not_suit_a_task(task, changes, message):

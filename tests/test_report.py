@@ -134,10 +134,13 @@ def test_a_changed_attention_is_another_setting(tmp_path):
 
 def test_a_run_on_a_target_that_is_gone_is_named(runs, tmp_path):
     config = get_preset(preset="compact", attention="flow")
-    config = config.replace(pretrain={"steps": 100, "target": "gone"})
     make_run(runs / "gone", (30.0, 29.0), config=config)
+    file = runs / "gone" / "config.json"
+    stored = json.loads(file.read_text())
+    stored["pretrain"]["target"] = "notes"
+    file.write_text(json.dumps(stored))
     (problem,) = report.write_report(runs, tmp_path / "out", ["html"])
-    wanted = "gone: --pretrain.target: expected one of tokens, values, running_values"
+    wanted = "pretrain.target='tokens', the only value in this version, got 'notes'"
     assert wanted in problem
 
 

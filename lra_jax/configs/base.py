@@ -42,7 +42,7 @@ Depth = Annotated[int, Range("1 to 1000", 1, 1000)]
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
 BestBy = Literal["accuracy", "loss"]
-Part = Literal["pretrain", "probe", "train"]
+Part = Literal["pretrain", "train"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +128,8 @@ class PretrainConfig:
     """
 
     steps: Count = 0
-    """Number of the run's steps that train on the target below, before the remaining
-    steps train on the labels; each part has its own schedule."""
-    target: str = "tokens"
-    """tokens: reconstruct masked tokens, without labels. A task may have targets of its
-    own, which --help lists before the flags: labels of positions that the task itself
-    does not provide; see docs/learning.md."""
+    """Number of the run's steps that reconstruct masked tokens, without labels, before
+    the remaining steps train on the labels; each part has its own schedule."""
     mask_rate: Annotated[float, Range("a number between 0 and 1", above=0, below=1)] = (
         0.5
     )
@@ -141,16 +137,10 @@ class PretrainConfig:
     Image."""
     learning_rate: Positive | None = None
     """Peak of the schedule of pretraining; None = that of the other steps."""
-    probe_steps: Count = 0
-    """Steps after pretraining in which the labels train only pooling and head, and the
-    encoder stays as it is, except for the running means of batch norms (linear
-    probing, then fine-tuning: Kumar et al. 2022, arXiv:2202.10054)."""
 
     def part(self, step: int) -> Part:
         """The part of the run that the step after ``step`` steps belongs to."""
-        if step < self.steps:
-            return "pretrain"
-        return "probe" if step < self.steps + self.probe_steps else "train"
+        return "pretrain" if step < self.steps else "train"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,10 +220,6 @@ class ModelConfig:
     output gate keep their own."""
     local_values: bool = False
     """Add the values to the attention output: a path for local detail."""
-    readings: Size = 1
-    """How many times the encoder reads its input. After each reading but the last, it
-    adds a note to every token about what it has found; with
-    `--pretrain.target=notes`."""
     is_causal: bool = False
     """Let each position see only itself and those before it: a decoder."""
     hybrid: str = ""

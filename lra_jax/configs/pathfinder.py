@@ -67,15 +67,12 @@ class PathfinderData(GeneratedData):
     levels: str = ""
     """Easier levels first: `easy:0.3,intermediate:0.5` trains on images of the level
     easy for 30 % of the steps, on intermediate ones up to 50 %, then on `level`."""
-    paths: bool = False
-    """Store with each image where on a path its pixels are, for
-    `--pretrain.target=paths`; only for generated images."""
     num_distractors: int | None = None
     """Number of distractors in a generated image; by default LRA's."""
 
     of_generator: ClassVar[tuple[str, ...]] = (
         *GeneratedData.of_generator,
-        *("num_distractors", "paths"),
+        "num_distractors",
     )
 
     def check(self) -> None:

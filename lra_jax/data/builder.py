@@ -58,8 +58,8 @@ _logger = logging.getLogger(__name__)
 Splits = Mapping[str, tuple[int, Iterable[tuple[Any, ...]]]]
 """For each split, its number of examples, and the examples.
 
-An example is its sequences, each `uint8 [length]`, then its targets if it has any, then
-its label. The splits are consumed one after another, in order.
+An example is its sequences, each `uint8 [length]`, then its label. The splits are
+consumed one after another, in order.
 """
 
 
@@ -82,23 +82,13 @@ class SequenceConfig(tfds.core.BuilderConfig):
 
 
 class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
-    """A tfds builder of uint8 sequences and an integer label.
-
-    With ``TARGETS``, each position of an example also has a target for pretraining, 0
-    for none, and the feature ``targets`` holds them.
-    """
+    """A tfds builder of uint8 sequences and an integer label."""
 
     VERSION = tfds.core.Version("1.0.0")
     SEQUENCES: ClassVar[tuple[str, ...]] = ("tokens",)
-    TARGETS: ClassVar[bool] = False
     VOCAB_SIZE: ClassVar[int]
     NUM_CLASSES: ClassVar[int]
     builder_config: Any  # A SequenceConfig; tfds would also allow None.
-
-    @classmethod
-    def arrays(cls) -> tuple[str, ...]:
-        """The names of an example's arrays, in order."""
-        return (*cls.SEQUENCES, "targets") if cls.TARGETS else cls.SEQUENCES
 
     @property
     def root(self) -> pathlib.Path:
@@ -109,7 +99,7 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         sequence = tfds.features.Tensor(
             shape=(None,), dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
         )
-        features = {name: sequence for name in self.arrays()}
+        features = {name: sequence for name in self.SEQUENCES}
         label = tfds.features.Scalar(dtype=np.int64)
         return _Info(
             builder=self,
@@ -152,7 +142,7 @@ class _Recorder:
     """Records lengths, labels and a hash of the examples, and checks them."""
 
     def __init__(self, builder: SequenceBuilder, metadata: dict[str, Any]):
-        self._sequences, self._arrays = builder.SEQUENCES, builder.arrays()
+        self._sequences = builder.SEQUENCES
         self._num_classes, self._vocab_size = builder.NUM_CLASSES, builder.VOCAB_SIZE
         self._image_shape = builder.builder_config.image_shape
         self._metadata = metadata
@@ -172,7 +162,7 @@ class _Recorder:
             # Not on stdout, which may be the output of a command.
             taken = progress.told(taken, f"{split} examples", count, progress.aside)
         for key, (*arrays, label) in enumerate(taken):
-            record = dict(zip(self._arrays, arrays, strict=True))
+            record = dict(zip(self._sequences, arrays, strict=True))
             self._check(f"{split} example {key + 1}", record, label)
             _add_example(self._hash, split, label, record.values())
             for name in self._sequences:
@@ -288,9 +278,8 @@ def _read_fingerprint(dataset: SequenceDataset) -> str:
             strict=True,
         )
         for lengths, label, record in columns:
-            arrays = [record[name] for name in dataset.arrays]
-            own = arrays[: len(dataset.sequences)]
-            if np.ravel(lengths).tolist() != [len(array) for array in own]:
+            arrays = [record[name] for name in dataset.sequences]
+            if np.ravel(lengths).tolist() != [len(array) for array in arrays]:
                 raise ValueError("lengths of other examples")
             if label != record["label"]:
                 raise ValueError("labels of other examples")

@@ -39,7 +39,6 @@ class SequenceDataset:
         longer sequences; none for data on disk.
       sequences: the names of the sequences of an example; one, or two for a pair of
         documents.
-      has_targets: each position also has a target for pretraining.
       vocab_size: token ids are below this.
       token_dtype: the dtype of the tokens.
       num_classes: labels are below this.
@@ -58,7 +57,6 @@ class SequenceDataset:
     image_shape: tuple[int, int] | None = None
     raw: dict[str, Any] | None = None
     decode: Callable[[np.ndarray], str] | None = None
-    has_targets: bool = False
     classes: Sequence[str] | None = None
 
     def __init__(self, builder: Any):
@@ -67,7 +65,6 @@ class SequenceDataset:
         self.folder = str(builder.data_path)
         self.splits = tuple(builder.info.splits)
         self.sequences = builder.SEQUENCES
-        self.has_targets: bool = builder.TARGETS
         self.vocab_size = builder.VOCAB_SIZE
         self.token_dtype = np.dtype(np.uint8)
         self.num_classes = builder.NUM_CLASSES
@@ -86,11 +83,6 @@ class SequenceDataset:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{s}={self.num_examples(s)}" for s in self.splits)
         return f"SequenceDataset({self.name}, {sizes})"
-
-    @property
-    def arrays(self) -> tuple[str, ...]:
-        """The names of an example's arrays: its sequences, and perhaps targets."""
-        return (*self.sequences, "targets") if self.has_targets else self.sequences
 
     def num_examples(self, split: str) -> int:
         """The number of examples in a split."""

@@ -42,13 +42,6 @@ class GeneratedPathfinder(builder.SequenceBuilder):
     NUM_CLASSES = 2
 
 
-class PathfinderPaths(GeneratedPathfinder):
-    """Pathfinder of the Long-Range Arena, generated, with the path of each pixel."""
-
-    name = "lra_pathfinder_paths"
-    TARGETS = True
-
-
 class PathfinderFiles(GeneratedPathfinder):
     """Pathfinder of the Long-Range Arena, from its files."""
 
@@ -68,7 +61,6 @@ def prepare(
     processes: int | None = None,
     path: str | os.PathLike | None = None,
     easier: Sequence[str] = (),
-    paths: bool = False,
 ) -> SequenceDataset:
     """Opens Pathfinder, preparing it first if necessary.
 
@@ -89,8 +81,6 @@ def prepare(
         `size`, `level`, `seed` and `data_dir` of the settings above apply.
       easier: levels of which `num_train` further images each are put before the
         training images, in this order; only for generated images.
-      paths: with each image, store the class of each of its pixels
-        (`pathfinder_images.Images`); only for generated images.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens`, `uint8 [size * size]`, and
@@ -104,8 +94,6 @@ def prepare(
     if path is not None:
         if easier:
             raise expected("easier", "() with path", tuple(easier))
-        if paths:
-            raise expected("paths", "False with path", paths)
         return _from_files(path, settings, seed, data_dir)
     sizes = {"train": num_train, "valid": num_valid, "test": num_test}
     checks.check_generated(seed, sizes, processes)
@@ -117,8 +105,8 @@ def prepare(
     def examples(root: pathlib.Path) -> builder.Splits:
         del root
         images = itertools.chain(
-            *(_images(other, seed, num_train, processes, paths) for other in before),
-            _images(settings, seed, total, processes, paths),
+            *(_images(other, seed, num_train, processes) for other in before),
+            _images(settings, seed, total, processes),
         )
         counts = sizes | {"train": first + num_train}
         return {split: (count, images) for split, count in counts.items()}
@@ -128,9 +116,8 @@ def prepare(
         name += f"-after-{'-'.join(easier)}"
         if num_distractors is not None:  # Otherwise each level has its own number.
             name += "-with-as-many"
-    kind = PathfinderPaths if paths else GeneratedPathfinder
-    config = _config(name, size, first + total, examples, arrays=1 + paths)
-    return builder.prepare(kind, config, data_dir)
+    config = _config(name, size, first + total, examples)
+    return builder.prepare(GeneratedPathfinder, config, data_dir)
 
 
 def _config(
@@ -138,12 +125,11 @@ def _config(
     size: int,
     count: int,
     examples: Callable[[pathlib.Path], builder.Splits],
-    arrays: int = 1,
 ) -> builder.SequenceConfig:
     return builder.SequenceConfig(
         name=name,
         max_length=size**2,
-        expected_bytes=(arrays * size**2 + 40) * count,
+        expected_bytes=(size**2 + 40) * count,
         image_shape=(size, size),
         examples=examples,
     )
@@ -200,11 +186,8 @@ def _split(
 
 
 def _images(
-    settings: Settings, seed: int, count: int, processes: int | None, paths: bool
+    settings: Settings, seed: int, count: int, processes: int | None
 ) -> Iterator[tuple[Any, ...]]:
-    for batch in pathfinder_images.iterate(settings, seed, count, processes, paths):
-        number = len(batch.labels)
-        arrays = [
-            x.reshape(number, -1) for x in (batch.pixels, batch.paths) if x is not None
-        ]
-        yield from zip(*arrays, batch.labels.tolist(), strict=True)
+    for batch in pathfinder_images.iterate(settings, seed, count, processes):
+        pixels = batch.pixels.reshape(len(batch.labels), -1)
+        yield from zip(pixels, batch.labels.tolist(), strict=True)

@@ -41,12 +41,6 @@ from lra_jax.data.pathfinder_shapes import LEVELS, Settings, Tables, make_tables
 CHUNK_PIXELS = 1 << 20
 """Pixels of all images in a chunk. Changing it would change every seed's images."""
 
-UNMARKED = 64
-"""The class of a target snake without a marker."""
-DISTRACTOR = 65
-"""The class of a distractor."""
-
-_VISIBLE = 60  # Of 255: the least coverage of a pixel that belongs to a dash.
 _ATTEMPTS = 128  # At once. Changing it would change them too.
 _SNAKE_TRIALS = 5
 
@@ -57,15 +51,10 @@ class Images(NamedTuple):
     Attributes:
       pixels: `uint8 [n, size, size]`.
       labels: `uint8 [n]`, 1 where one snake joins the markers.
-      paths: `uint8 [n, size, size]`, the class of each pixel, if asked for: in a dash
-        of a target snake the number of dashes from its nearest marker, 1 next to the
-        marker, or `UNMARKED`; `DISTRACTOR`; or 0 outside of all dashes, which is most
-        of a marker.
     """
 
     pixels: np.ndarray
     labels: np.ndarray
-    paths: np.ndarray | None = None
 
 
 class Scene(NamedTuple):
@@ -89,13 +78,8 @@ def chunk_size(settings: Settings) -> int:
     return CHUNK_PIXELS // settings.size**2
 
 
-def sample_chunk(
-    settings: Settings, seed: int, chunk: int, with_paths: bool = False
-) -> Images:
-    """Grows the images of a chunk, which depend only on the first three arguments.
-
-    `with_paths` adds the class of each pixel.
-    """
+def sample_chunk(settings: Settings, seed: int, chunk: int) -> Images:
+    """Grows the images of a chunk, which depend only on the arguments."""
     entropy = np.random.SeedSequence((seed, chunk))
     rng = np.random.Generator(np.random.Philox(entropy))
     count = chunk_size(settings)
@@ -104,15 +88,12 @@ def sample_chunk(
     margins = settings.geometry.margins
     margin_of = rng.integers(len(margins), size=count)
     pixels = np.zeros((count, settings.size, settings.size), np.uint8)
-    paths = np.zeros_like(pixels) if with_paths else None
     for index, margin in enumerate(margins):
         chosen = np.flatnonzero(margin_of == index)
         tables = make_tables(settings.geometry, margin)
         scene = _grow_scene(settings, tables, rng, labels[chosen])
         pixels[chosen] = _draw(settings, tables, scene)
-        if paths is not None:
-            paths[chosen] = _draw_paths(settings, tables, scene)
-    return Images(pixels, labels, paths)
+    return Images(pixels, labels)
 
 
 def iterate(
@@ -120,7 +101,6 @@ def iterate(
     seed: int,
     count: int,
     processes: int | None = None,
-    with_paths: bool = False,
 ) -> Iterator[Images]:
     """Yields `count` images in batches.
 
@@ -130,7 +110,6 @@ def iterate(
       count: number of images.
       processes: worker processes; 1 = in this process, None = as many as the machine
         has cores. The images do not depend on it.
-      with_paths: also give the class of each pixel.
 
     Raises:
       ValueError: an argument is out of range.
@@ -140,7 +119,7 @@ def iterate(
     if processes is None:
         processes = min(workers.available_cpus(), -(-count // chunk_size(settings)))
     check_integer("processes", processes, 1)
-    sample = functools.partial(sample_chunk, settings, seed, with_paths=with_paths)
+    sample = functools.partial(sample_chunk, settings, seed)
     return _iterate(sample, count, processes)
 
 
@@ -153,9 +132,7 @@ def _iterate(
             if left <= 0:
                 # A consumer of the last batch may never come back to end the workers.
                 chunks.close()
-            pixels, labels, paths = images
-            paths = None if paths is None else paths[:count]
-            yield Images(pixels[:count], labels[:count], paths)
+            yield Images(images.pixels[:count], images.labels[:count])
             if left <= 0:
                 return
             count = left
@@ -257,30 +234,6 @@ def _draw(settings: Settings, tables: Tables, scene: Scene) -> np.ndarray:
         np.maximum(images, inner, out=images)
     images *= 255 / images.max(axis=(1, 2), keepdims=True)
     return (images + np.float32(0.5)).astype(np.uint8)
-
-
-def _draw_paths(settings: Settings, tables: Tables, scene: Scene) -> np.ndarray:
-    """The class of each pixel, that of the dash that covers most of it."""
-    everyone = np.arange(len(scene.first))
-    count = len(everyone)
-    classes = np.zeros((count, settings.size, settings.size), np.uint8)
-    most = np.full(classes.shape, _VISIBLE, np.uint8)
-
-    def lay(covered: np.ndarray, own: np.ndarray) -> None:
-        above = covered > most
-        classes[above] = np.broadcast_to(own[:, None, None], classes.shape)[above]
-        np.maximum(most, covered, out=most)
-
-    for index, snakes in enumerate(scene.targets):
-        for dash, stroke in enumerate(_dashes(snakes, everyone, tables)):
-            begin = np.where(scene.first == index, dash + 1, UNMARKED)
-            end = np.where(scene.last == index, snakes.dashes - dash, UNMARKED)
-            covered = _covered(settings, tables, count, [stroke])
-            lay(covered, np.minimum(begin, end).astype(np.uint8))
-    for snakes, ids in scene.distractors:
-        covered = _covered(settings, tables, count, _dashes(snakes, ids, tables))
-        lay(covered, np.full(count, DISTRACTOR, np.uint8))
-    return classes
 
 
 def _covered(settings: Settings, tables: Tables, count: int, strokes) -> np.ndarray:

@@ -22,7 +22,7 @@ given by its builder (`tokens_1`, `lengths_1`, `tokens_2`, ...).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from lra_jax.data.curriculum import Curriculum, StagedPlan, choose_groups
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.packing import packed
-from lra_jax.errors import a_thing, expected
+from lra_jax.errors import expected
 
 if TYPE_CHECKING:
     import grain
@@ -42,14 +42,10 @@ if TYPE_CHECKING:
 Augment = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """``(tokens of one example, generator) -> tokens`` of the same length."""
 
-Targets = Callable[[np.ndarray, np.random.Generator], dict[str, np.ndarray]]
-"""``(tokens of a row, generator) -> arrays`` of the same length, to add to a batch:
-``targets``, 0 where there is none, and perhaps others."""
 
 __all__ = [
     "EvalBatches",
     "bucket_lengths",
-    "check_targets",
     "eval_batches",
     "eval_shapes",
     "read_examples",
@@ -84,8 +80,6 @@ def train_iterator(
     curriculum: str = "",
     groups: Sequence[float] = (),
     augment: Augment | None = None,
-    targets: Targets | None = None,
-    target_steps: int = 0,
     packing: int = 0,
     shard: tuple[int, int] = (0, 1),
     num_threads: int = 2,
@@ -108,10 +102,6 @@ def train_iterator(
       groups: the same for examples in groups, see `curriculum.choose_groups`.
       augment: applied to every sequence of every batch, with a generator that is a
         function of the seed, the step and the row; None = the data are not changed.
-      targets: adds its arrays to each row of the first batches, with a generator as for
-        `augment`.
-      target_steps: number of batches, from the first, that have targets: those of
-        `targets`, or those stored with the examples.
       packing: pack the examples of each batch into rows of the longest bucket; their
         number is a multiple of this (`data.packing`); 0 = one example per row.
       shard: this host's index and the number of hosts; the host gets its rows of every
@@ -119,8 +109,7 @@ def train_iterator(
       num_threads: threads that read ahead; 0 reads when asked.
 
     Raises:
-      ValueError: an argument is out of range, `length_warmup` is given for images, or
-        `augment` for examples with targets.
+      ValueError: an argument is out of range, or `length_warmup` is given for images.
     """
     import grain  # Takes a second, and imports jax.
 
@@ -141,8 +130,6 @@ def train_iterator(
         seed=seed,
     )
     reader = _Reader(dataset, "train")
-    if dataset.has_targets and augment is not None:
-        raise expected("augment", "None for examples with targets", "a function")
     warmup = LengthWarmup.parse(length_warmup, num_steps)
     if warmup.stages and dataset.image_shape is not None:
         wanted = "none for images, which it would cut"
@@ -151,21 +138,18 @@ def train_iterator(
     def load(step: int) -> dict[str, np.ndarray]:
         batch = plan[step]
         chosen = Batch(batch.length, batch.ids[rows])
-        names = dataset.arrays if step < target_steps else dataset.sequences
         if augment is None:
-            return reader.read(chosen, names, warmup.limit(step))
+            return reader.read(chosen, warmup.limit(step))
         draws = [
             _generator(seed, step, row, _AUGMENTATION)
             for row in range(batch_size)[rows]
         ]
-        return reader.read(chosen, names, warmup.limit(step), augment, draws)
+        return reader.read(chosen, warmup.limit(step), augment, draws)
 
     def batch(step: int) -> dict[str, np.ndarray]:
         loaded = load(step)
         if packing:
             loaded = packed(loaded, lengths[-1], packing)
-        if targets is not None and step < target_steps:
-            loaded |= _stacked(targets, loaded["tokens"], (seed, step, rows.start))
         return loaded
 
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=16)
@@ -173,56 +157,13 @@ def train_iterator(
     return iter(steps.map(batch).to_iter_dataset(options))
 
 
-_TRIED = 32  # examples
-# These end the entropy of the generators of targets and of augmentation. None may be 0:
-# trailing zeros do not count, so row 0 would have the generator that orders an epoch.
-_TARGETS = 1
+# Ends the entropy of the generators of augmentation. It may not be 0: trailing zeros do
+# not count, so row 0 would have the generator that orders an epoch.
 _AUGMENTATION = 2
 
 
 def _generator(*entropy: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
-
-
-def check_targets(name: str, targets: Targets, dataset: SequenceDataset) -> None:
-    """Tries targets of pretraining on the first training examples.
-
-    Args:
-      name: the flag and its value, for the error.
-      targets: as in `train_iterator`.
-      dataset: the data.
-
-    Raises:
-      ValueError: they are not ids of the vocabulary, one for each token, or examples
-        are pairs.
-    """
-    if "tokens" not in dataset.sequences:
-        raise expected(name, "a task whose examples are single sequences", "pairs")
-    source = dataset.source("train")
-    wanted = f"ids from 0 to {dataset.vocab_size - 1}, one for each token"
-    for index in range(min(_TRIED, len(source))):
-        tokens = source[index]["tokens"]
-        made: Any = targets(tokens, _generator(0, 0, index, _TARGETS))
-        if not isinstance(made, dict) or "targets" not in made:
-            raise expected(name, 'a dict with "targets"', a_thing(made))
-        for array in map(np.asarray, made.values()):
-            if array.shape != tokens.shape or array.dtype.kind not in "iu":
-                got = f"{array.dtype}{list(array.shape)} for {len(tokens)} tokens"
-                raise expected(name, wanted, got)
-            if array.size and not 0 <= array.min() <= array.max() < dataset.vocab_size:
-                raise expected(name, wanted, f"{array.min()} to {array.max()}")
-
-
-def _stacked(
-    targets: Targets, tokens: np.ndarray, entropy: tuple[int, int, int]
-) -> dict[str, np.ndarray]:
-    """The arrays of `targets` for rows `[B, T]`; entropy: seed, step, first row."""
-    seed, step, first = entropy
-    found = [
-        targets(row, _generator(seed, step, first + index, _TARGETS))
-        for index, row in enumerate(tokens)
-    ]
-    return {name: np.stack([row[name] for row in found]) for name in found[0]}
 
 
 class EvalBatches:
@@ -236,8 +177,7 @@ class EvalBatches:
         batch_size: int,
         rows: slice,
     ):
-        self._reader, self._names = _Reader(dataset, split), dataset.sequences
-        self._rows = rows
+        self._reader, self._rows = _Reader(dataset, split), rows
         self._plan = plan_evaluation(
             _example_lengths(dataset, split), buckets=buckets, batch_size=batch_size
         )
@@ -253,7 +193,7 @@ class EvalBatches:
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         for (length, ids), counted in self._plan:
             weights = (np.arange(len(ids)) < counted).astype(np.float32)
-            batch = self._reader.read(Batch(length, ids[self._rows]), self._names)
+            batch = self._reader.read(Batch(length, ids[self._rows]))
             yield batch | {"weights": weights[self._rows]}
 
 
@@ -319,7 +259,7 @@ def read_examples(
             raise expected("example", f"0..{count - 1} of the {split} split", index)
     ids = np.array(indices, np.int32)
     length = int(_example_lengths(dataset, split)[ids].max())
-    return _Reader(dataset, split).read(Batch(length, ids), dataset.sequences)
+    return _Reader(dataset, split).read(Batch(length, ids))
 
 
 class _Reader:
@@ -336,15 +276,13 @@ class _Reader:
     def read(
         self,
         batch: Batch,
-        names: Sequence[str],
         limit: int | None = None,
         augment: Augment | None = None,
         draws: Sequence[np.random.Generator] = (),
     ) -> dict[str, np.ndarray]:
         """The examples of a batch, with at most `limit` tokens of each sequence.
 
-        They are augmented before they are cut, each with its own generator. `names`
-        are those of the arrays to read.
+        They are augmented before they are cut, each with its own generator.
         """
         whole_rows = self._dataset.batch(self._split, batch.ids)
         if whole_rows is not None:
@@ -352,7 +290,7 @@ class _Reader:
         records = self._source.__getitems__(batch.ids.tolist())
         width = min(batch.length, limit or batch.length)
         found = {}
-        for name in names:
+        for name in self._sequences:
             tokens = np.zeros((len(records), width), self._dtype)
             lengths = np.zeros(len(records), np.int32)
             for row, record in enumerate(records):
@@ -362,8 +300,7 @@ class _Reader:
                 lengths[row] = min(len(whole), width)
                 tokens[row, : lengths[row]] = whole[:width]
             found[name] = tokens
-            if name in self._sequences:
-                found[name.replace("tokens", "lengths", 1)] = lengths
+            found[name.replace("tokens", "lengths", 1)] = lengths
         if self._positions is not None:
             found["positions"] = self._positions[batch.ids]
         return found | {"labels": self._labels[batch.ids].astype(np.int32)}

@@ -305,8 +305,6 @@ class EncoderConfig:
       is_causal: each position attends to itself and those before it: a decoder.
       reconstructs: a learned vector, initially zero, can replace tokens, which a linear
         head of the classifiers then reconstructs.
-      readings: how many times a classifier reads its input; if more than once, it
-        keeps a note for each token, see `lra_jax.models.pooling`, and ``reconstructs``.
       cls_token: put a learned vector, initially zero, before the tokens.
       inputs: "embedding", a row for each token id, or "linear", a projection of the
         pixel's value; see ``lra_jax.models.inputs``.
@@ -319,10 +317,10 @@ class EncoderConfig:
         ``lra_jax.models.inputs``.
       grid: rows and columns of an image, for "learned_2d", for ``conv_grid`` and for a
         mechanism's option ``{"grid": True}``, which means this grid, in patches.
-      embed_std: initial standard deviation of the token embeddings, and of the notes'.
-        With learned positions, 0.02 gives both the same scale; 1 is the LRA code's. Of
-        no effect on inputs "linear"; with ``cutoffs``, whose tables have scales of
-        their own, it must be the default.
+      embed_std: initial standard deviation of the token embeddings. With learned
+        positions, 0.02 gives both the same scale; 1 is the LRA code's. Of no effect on
+        inputs "linear"; with ``cutoffs``, whose tables have scales of their own, it
+        must be the default.
       scale_embeddings: multiply the token embeddings by the root of ``embed_dim``
         before positions are added, as fairseq does; not with inputs "linear".
       activation: of a dense MLP, "gelu" or "relu".
@@ -363,7 +361,6 @@ class EncoderConfig:
     hybrid: tuple[str | Callable[..., Any] | registry.Mechanism, ...] = ()
     is_causal: bool = False
     reconstructs: bool = False
-    readings: int = 1
     cls_token: bool = False
     inputs: Inputs = "embedding"
     patch: int = 1
@@ -396,12 +393,8 @@ class EncoderConfig:
             _keep(self, **{name: tuple(given)})
         if isinstance(self.grid, list):
             _keep(self, grid=tuple(self.grid))
-        _check_sizes(self, "num_layers", "embed_dim", "mlp_dim", "max_length")
-        _check_sizes(self, "readings", "patch")
+        _check_sizes(self, "num_layers", "embed_dim", "mlp_dim", "max_length", "patch")
         check_types(self)
-        if self.readings > 1 and not self.reconstructs:
-            wanted = "1 without reconstructs, whose head writes the notes"
-            raise expected("readings", wanted, self.readings)
         check_dropout(self.dropout)
         for name in ("input_dropout", "mlp_dropout"):
             if getattr(self, name) is not None:
@@ -513,8 +506,6 @@ class EncoderConfig:
         if self.inputs != "linear":
             wanted = "1 with inputs='embedding', which has a row for each pixel value"
             raise expected("patch", wanted, self.patch)
-        if self.readings > 1:
-            raise expected("patch", f"1 with readings={self.readings}", self.patch)
 
     @property
     def length(self) -> int:

@@ -15,7 +15,6 @@ from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.models.config import EncoderConfig, Norm, configured
 from lra_jax.models.inputs import (
-    check_ids,
     embed_inputs,
     make_inputs,
     make_positions,
@@ -185,13 +184,6 @@ class TransformerEncoder(nnx.Module):
 
         self.cls = zeros() if config.cls_token else None
         self.hidden = zeros() if config.reconstructs else None
-        draw = nnx.initializers.normal(config.embed_std)
-        size = vocab_size, config.embed_dim
-        self.notes = (
-            nnx.Param(draw(rngs.params(), size, jnp.float32))
-            if config.readings > 1
-            else None
-        )
         self.positions = make_positions(config, rngs)
         first_rate, inner_rate = config.input_dropout, config.mlp_dropout
         self.dropout = Dropout(config.dropout if first_rate is None else first_rate)
@@ -243,7 +235,6 @@ class TransformerEncoder(nnx.Module):
         rngs: nnx.Rngs | None = None,
         segment_ids: jax.Array | None = None,
         hidden: jax.Array | None = None,
-        notes: jax.Array | None = None,
     ) -> jax.Array:
         """Encodes a batch.
 
@@ -257,8 +248,6 @@ class TransformerEncoder(nnx.Module):
             positions counted from its start.
           hidden: boolean `[B, T]`, True at masked tokens, whose vectors are replaced by
             a learned one, for a model that ``reconstructs``; None = none is masked.
-          notes: integer `[B, T]`, ids whose learned vectors are added to the tokens',
-            0 = none, for a model of several ``readings``; None = 0 everywhere.
 
         Returns:
           `[B, T, D]`, with the class vector's row in front if there is one; for images
@@ -266,8 +255,8 @@ class TransformerEncoder(nnx.Module):
 
         Raises:
           ValueError: arrays of other shapes, T above ``max_length`` or not that of the
-            grid, packed documents with a class vector or a grid, or hidden tokens or
-            notes in a model that has no vectors for them.
+            grid, packed documents with a class vector or a grid, or hidden tokens in
+            a model that has no vector for them.
         """
         config = self.config
         check_shape("tokens", tokens, "B T", None, None)
@@ -283,7 +272,7 @@ class TransformerEncoder(nnx.Module):
         x = embed_inputs(self.embed, tokens, grid, config.patch, scaled=scaled)
         if grid is not None and mask is not None:
             mask = any_real(mask, grid, config.patch)
-        x = self._annotated(self._shown(x, hidden), notes)
+        x = self._shown(x, hidden)
         if self.cls is not None:
             front = at_positions(self.cls[...], x[:, :1])
             x = jnp.concatenate([front, x], 1)
@@ -320,17 +309,6 @@ class TransformerEncoder(nnx.Module):
             raise expected("hidden", wanted, "an array")
         check_shape("hidden", hidden, "B T", *x.shape[:2])
         return jnp.where(hidden[:, :, None], at_positions(self.hidden[...], x), x)
-
-    def _annotated(self, x: jax.Array, notes: jax.Array | None) -> jax.Array:
-        """`[B, T, D]` with the vectors of the notes added."""
-        if notes is None:
-            return x
-        if self.notes is None:
-            raise expected("notes", "None with readings=1", "an array")
-        check_shape("notes", notes, "B T", *x.shape[:2])
-        check_ids("notes", notes, self.vocab_size, "ids of the vocabulary")
-        vectors = jnp.take(self.notes[...], notes, axis=0).astype(x.dtype)
-        return x + jnp.where((notes > 0)[:, :, None], vectors, 0)
 
     def _documents(
         self, tokens: jax.Array, segment_ids: jax.Array | None

@@ -11,14 +11,9 @@ state that holds, at the path of each module, a tuple of values, one per call:
 Outside a capture nothing is computed or kept, and the compiled step is the same.
 """
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
 from typing import Any
 
 from flax import nnx
-
-_paused = contextvars.ContextVar("paused", default=False)
 
 
 def sow(module: nnx.Module, **values: Any) -> None:
@@ -34,14 +29,4 @@ def is_captured(module: nnx.Module) -> bool:
     Outside one, ``Module.sow`` would make the values attributes of the module, with a
     warning; flax below 0.12.12 has no other way to ask.
     """
-    return hasattr(module, "__captures__") and not _paused.get()
-
-
-@contextlib.contextmanager
-def paused() -> Iterator[None]:
-    """Nothing is recorded within it: the values of a loop must not leave it."""
-    token = _paused.set(True)
-    try:
-        yield
-    finally:
-        _paused.reset(token)
+    return hasattr(module, "__captures__")

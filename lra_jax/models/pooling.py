@@ -10,17 +10,6 @@ How padding is determined:
            the real ones only. A patch is padding if all its pixels are.
            Deviation: here a masked query attends to the real keys; in that code it
            gets the mean of all values.
-
-Several readings: an encoder of N blocks cannot follow arguments that are nested more
-than about N deep. With ``readings=R`` it reads its input R times. After each reading
-but the last, the head that reconstructs writes an id n_t, a note, at each token t, and
-the next reading sees the notes in addition to the tokens:
-
-``n^(0) = 0, n^(r+1)_t = argmax(W encoder(tokens, n^(r))_t)``
-
-The output of the last reading is pooled. No gradient passes through the notes: the
-model learns to write them beforehand, from correct ones
-(`lra_jax.tasks.reconstruction`).
 """
 
 from typing import Any, Literal, get_args
@@ -34,12 +23,11 @@ from lra_jax.attention.feature_maps import masked_softmax
 from lra_jax.attention.inputs import check_size
 from lra_jax.attention.masking import both, next_position
 from lra_jax.errors import expected, known
-from lra_jax.models import intermediates
 from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import known_values, length_mask
 from lra_jax.models.layers import Dense, rows_at
-from lra_jax.models.patches import any_real, joined
+from lra_jax.models.patches import any_real
 
 Pooling = Literal["mean", "cls", "first", "last", "attention", "ends", "attention+ends"]
 Padding = Literal["lengths", "zeros"]
@@ -106,9 +94,7 @@ class PooledEncoder(nnx.Module):
         )
         # Reconstructs hidden tokens; the paper's head is also linear.
         self.tokens: Any = (
-            Dense(width, vocab_size * config.patch**2, rngs=rngs)
-            if config.reconstructs
-            else None
+            Dense(width, vocab_size, rngs=rngs) if config.reconstructs else None
         )
         rows = {"attention": _QUERIES, "ends": 2}
         self.pooled_features = width * sum(rows.get(x, 1) for x in pooling.split("+"))
@@ -144,16 +130,14 @@ class PooledEncoder(nnx.Module):
         if segment_ids is None:
             if documents is not None:
                 raise expected("documents", "None without segment_ids", documents)
-            notes = self.noted(tokens, lengths)
-            encoded = self.encoder(tokens, mask, rngs, notes=notes).astype(jnp.float32)
+            encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
             config: Any = self.encoder.config
             if mask is not None and config.patch > 1:
                 mask = any_real(mask, config.grid, config.patch)
             return self._pooled(encoded, mask, self._start(encoded, mask))
         label: Any = packed.packed(segment_ids, tokens, tokens)
         count = _most_documents(documents, label.label)
-        notes = self.noted(tokens, lengths, segment_ids=segment_ids)
-        encoded = self.encoder(tokens, mask, rngs, segment_ids, notes=notes)
+        encoded = self.encoder(tokens, mask, rngs, segment_ids)
         encoded = encoded.astype(jnp.float32)
         if self.pooling == "mean":  # One product; separate means would copy the rows.
             own = label.label[:, None] == jnp.arange(1, count + 1)[None, :, None]
@@ -172,63 +156,24 @@ class PooledEncoder(nnx.Module):
         self,
         tokens: jax.Array,
         lengths: jax.Array | None,
-        hidden: jax.Array | None,
+        hidden: jax.Array,
         rngs: nnx.Rngs | None = None,
         *,
         segment_ids: jax.Array | None = None,
-        notes: jax.Array | None = None,
     ) -> jax.Array:
         """Float32 logits `[B, T, vocab_size]` of every token, where some are masked.
 
-        It is one reading, the first one without ``notes``.
-
         Args:
           tokens, lengths, rngs, segment_ids: as in `pooled`.
-          hidden: boolean `[B, T]`, True at the tokens to reconstruct; None = no token
-            is masked.
-          notes: integer `[B, T]`, the notes of the readings before this one.
+          hidden: boolean `[B, T]`, True at the tokens to reconstruct.
 
         Raises:
-          ValueError: the model was made without ``reconstructs``, or has notes for its
-            only reading.
+          ValueError: the model was made without ``reconstructs``.
         """
         mask = self._mask(tokens, lengths, segment_ids)
-        encoded = self.encoder(tokens, mask, rngs, segment_ids, hidden, notes)
-        return self._reconstruct(encoded)
-
-    def _reconstruct(self, encoded: jax.Array) -> jax.Array:
-        """The tokens' logits; a class vector's row is dropped."""
-        own = encoded[:, int(self.pooling == "cls") :]
-        logits = self.tokens(own.astype(jnp.float32))
-        config: Any = self.encoder.config
-        if config.patch == 1:
-            return logits
-        patches = logits.reshape(*logits.shape[:2], config.patch**2, -1)
-        return joined(patches, config.grid, config.patch)
-
-    def noted(
-        self,
-        tokens: jax.Array,
-        lengths: jax.Array | None = None,
-        *,
-        segment_ids: jax.Array | None = None,
-    ) -> jax.Array | None:
-        """The notes that the last reading sees, int32 `[B, T]`; None if it is the only
-        one. Arguments are as in `pooled`."""
-        mask = self._mask(tokens, lengths, segment_ids)
-        readings = self.encoder.config.readings
-        if readings == 1:
-            return None
-        real = packed.shown(mask, packed.packed(segment_ids, tokens, tokens))
-
-        def read(_: int, notes: jax.Array) -> jax.Array:
-            encoded = self.encoder(tokens, mask, None, segment_ids, notes=notes)
-            new = jnp.argmax(self._reconstruct(encoded), -1).astype(jnp.int32)
-            return new if real is None else jnp.where(real, new, 0)
-
-        with intermediates.paused():
-            notes = jnp.zeros(tokens.shape, jnp.int32)
-            return jax.lax.fori_loop(0, readings - 1, read, notes)
+        encoded = self.encoder(tokens, mask, rngs, segment_ids, hidden)
+        rows = encoded[:, int(self.pooling == "cls") :]  # Without the class vector's.
+        return self.tokens(rows.astype(jnp.float32))
 
     def _start(self, encoded: jax.Array, mask: jax.Array | None) -> jax.Array:
         """The first row, `[B, D]`; for "ends", that of the first real token.
@@ -287,15 +232,10 @@ def is_of_task(path: tuple[Any, ...], variable: Any) -> bool:
     return path[0] != "tokens" and path[:2] != ("encoder", "hidden")
 
 
-def is_of_head(path: tuple[Any, ...], variable: Any) -> bool:
-    """The same for those of pooling and head, outside the encoder."""
-    return path[0] != "encoder" and is_of_task(path, variable)
-
-
 def is_of_reconstruction(path: tuple[Any, ...], variable: Any) -> bool:
     """An `nnx.filterlib` filter: the parameters that pretraining teaches, all but those
     of pooling and head."""
-    return not is_of_head(path, variable)
+    return path[0] in ("encoder", "tokens")
 
 
 def why_constant(norm: str, pooling: str, padding: str, images: bool) -> str:

@@ -31,8 +31,8 @@ class TokenModel(nnx.Module):
         values.
 
     Raises:
-      ValueError: see `EncoderConfig`; or a class vector, a reconstruction or several
-        readings, which only classifiers of whole sequences have.
+      ValueError: see `EncoderConfig`; or a class vector or a reconstruction, which only
+        classifiers of whole sequences have.
     """
 
     INPUTS = ("tokens", "lengths", "positions")
@@ -49,7 +49,7 @@ class TokenModel(nnx.Module):
         **settings: Any,
     ):
         config = configured(EncoderConfig, config, settings)
-        plain = {"cls_token": False, "readings": 1, "reconstructs": False, "patch": 1}
+        plain = {"cls_token": False, "reconstructs": False, "patch": 1}
         for name, value in plain.items():
             if getattr(config, name) != value:
                 wanted = f"{value} for a model of single positions"

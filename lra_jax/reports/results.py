@@ -341,9 +341,6 @@ def _teaching(config: Config) -> list[str]:
     train = config.train
     named = {
         _pretrained(config): config.pretrain.steps,
-        f"then the head alone for {config.pretrain.probe_steps:,}": (
-            config.pretrain.probe_steps
-        ),
         **dict.fromkeys(config.data.shown, True),
         f"short examples first ({train.curriculum})": train.curriculum,
         f"beginnings first ({train.length_warmup})": train.length_warmup,
@@ -354,11 +351,7 @@ def _teaching(config: Config) -> list[str]:
 def _pretrained(config: Config) -> str:
     """The teaching of a run's first steps, in words."""
     first = f"{config.pretrain.steps:,} of the steps"
-    if config.pretrain.target == "tokens":
-        return f"self-pretrained for {first}, {config.pretrain.mask_rate:g} masked"
-    target = get_task(config.task).targets[config.pretrain.target]
-    each = f", one of {config.model.readings} readings at a time,"
-    return f"pretrained on {target.help}{each * target.in_readings} for {first}"
+    return f"self-pretrained for {first}, {config.pretrain.mask_rate:g} masked"
 
 
 def _spread(group: Group, name: str) -> str:

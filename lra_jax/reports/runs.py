@@ -11,7 +11,7 @@ from typing import Any
 
 from lra_jax import own_code
 from lra_jax.configs import Config, get_preset
-from lra_jax.errors import expected, known, renamed
+from lra_jax.errors import expected, renamed
 from lra_jax.files import walked
 from lra_jax.tasks import get_task
 from lra_jax.training.metrics import FILE, missing_reports, read_metrics
@@ -365,8 +365,6 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
 
 def _read_run(folder: Path) -> Run:
     config = Config.from_dict(_read_json(folder / "config.json"))
-    taught = ("tokens", *get_task(config.task).targets)
-    known("--pretrain.target", config.pretrain.target, taught)
     try:
         metrics = tuple(read_metrics(folder))
     except ValueError as error:  # The folder is named already.

@@ -27,10 +27,6 @@ sample`` rely on. ``--model.max_length`` is ``rows * columns``.
 **Packing.** ``can_pack=True`` says that model and objective, such as the default ones,
 take rows of several examples; without it ``--data.packing`` is refused.
 
-**Targets of pretraining** are `Target` entries of the task, by the value of
-``--pretrain.target``: a function computes them from the tokens of a training row, or
-the builder stores them with its examples.
-
 `lra_jax/tasks/image.py` is a short entry.
 
 Importing this package does not import jax.
@@ -39,9 +35,9 @@ Importing this package does not import jax.
 from lra_jax.configs import TASKS
 from lra_jax.configs.registry import find_task
 from lra_jax.tasks.published import Published
-from lra_jax.tasks.task import Target, Task
+from lra_jax.tasks.task import Task
 
-__all__ = ["TASKS", "Published", "Target", "Task", "get_task", "suites"]
+__all__ = ["TASKS", "Published", "Task", "get_task", "suites"]
 
 
 def get_task(name: str) -> Task:

@@ -55,12 +55,10 @@ def check_config(config: Config, task: Task) -> None:
     _check_stages(config.train, task)
     if config.pretrain != PretrainConfig():
         _check_pretraining(config, task)
-    _check_readings(config, task)
     if task.image_shape is None:
         _refuse_images(config)
     _refuse_unread(config, task)
     _refuse_constant(config, task)
-    _check_stored_targets(config, task)
     if task.is_causal and not config.model.is_causal:
         wanted = f"True for --task={task.name}, whose answers come next"
         raise expected("--model.is_causal", wanted, config.model.is_causal)
@@ -309,18 +307,8 @@ def _check_pretraining(config: Config, task: Task) -> None:
             if given != only:
                 wanted = f"{only} {reason}, which reconstructs nothing"
                 raise expected(f"--pretrain.{field.name}", wanted, given)
-    if config.pretrain.target not in ("tokens", *task.targets):
-        wanted = f"tokens for --task={task.name}, whose positions have no values"
-        if task.targets:
-            every = ", ".join(("tokens", *task.targets))
-            wanted = f"one of {every} for --task={task.name}"
-        raise expected("--pretrain.target", wanted, config.pretrain.target)
-    rate, only = config.pretrain.mask_rate, PretrainConfig.mask_rate
-    if config.pretrain.target != "tokens" and rate != only:
-        wanted = f"{only} with --pretrain.target={config.pretrain.target}, which "
-        raise expected("--pretrain.mask_rate", f"{wanted}masks no token", rate)
-    if config.pretrain.target == "tokens" and config.model.patch > 1:
-        wanted = "1 with --pretrain.target=tokens, which masks single pixels"
+    if config.model.patch > 1:
+        wanted = "1 with --pretrain.steps, which masks single pixels"
         raise expected("--model.patch", wanted, config.model.patch)
     if config.train.seq_devices > 1:
         wanted = f"0 with --train.seq_devices={config.train.seq_devices}"
@@ -336,46 +324,6 @@ def _check_pretraining(config: Config, task: Task) -> None:
             changed = [x for x in given if getattr(config.pretrain, x) != given[x]]
             wanted += f", with --pretrain.{changed[0]}"
         raise expected("--pretrain.steps", wanted, config.pretrain.steps)
-    labelled = steps - config.pretrain.steps
-    if config.pretrain.probe_steps > labelled:
-        wanted = f"at most {labelled}, --train.steps less --pretrain.steps"
-        raise expected("--pretrain.probe_steps", wanted, config.pretrain.probe_steps)
-
-
-def _check_readings(config: Config, task: Task) -> None:
-    """Refuses several readings of which none is taught what to note, and one alone."""
-    given, name = config.model.readings, config.pretrain.target
-    noted = name in task.targets and task.targets[name].in_readings
-    if noted and given < 2 and config.pretrain.steps:
-        wanted = f"at least 2 with --pretrain.target={name}"
-        raise expected("--model.readings", wanted, given)
-    if given > 1 and not noted:
-        notes = [name for name, one in task.targets.items() if one.in_readings]
-        wanted = f"1 for --task={task.name}, which teaches no notes"
-        if notes:
-            wanted = f"1 without --pretrain.target={' or '.join(notes)}, which "
-            wanted += "teaches what to note"
-        raise expected("--model.readings", wanted, given)
-
-
-def _check_stored_targets(config: Config, task: Task) -> None:
-    """Refuses to store targets that nothing reads, and to read what is not stored."""
-    used = config.pretrain.target if config.pretrain.steps else None
-    by_setting: dict[str, list[str]] = {}
-    for target, entry in task.targets.items():
-        if entry.stored_by is not None:
-            by_setting.setdefault(entry.stored_by, []).append(target)
-    for name, targets in by_setting.items():
-        stored, read = getattr(config.data, name), used in targets
-        if read and getattr(config.data, "path", None) is not None:
-            wanted = (
-                "another target with --data.path, whose examples have no such targets"
-            )
-            raise expected("--pretrain.target", wanted, used)
-        if stored != read:
-            whose = used if read else " or ".join(targets)
-            wanted = f"{read} with{'' if read else 'out'} --pretrain.target={whose}"
-            raise expected(f"--data.{name}", wanted, stored)
 
 
 def _refuse_images(config: Config) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from lra_jax.configs import listops
 from lra_jax.tasks.published import published
-from lra_jax.tasks.task import Target, Task, has_sizes
+from lra_jax.tasks.task import Task, has_sizes
 
 
 def _is_official(data: listops.ListOpsData, dataset: Any) -> bool:
@@ -31,20 +31,5 @@ TASK = Task(
     decoder="lra_jax.data.listops:decode",
     words="lra_jax.data.listops_language:WORDS",
     augmentation="lra_jax.data.listops_permutation:permuted",
-    targets={
-        "values": Target(
-            "the value of every operator",
-            maker="lra_jax.data.listops_values:operator_values",
-        ),
-        "running_values": Target(
-            "the value of every operator after each argument",
-            maker="lra_jax.data.listops_values:running_values",
-        ),
-        "notes": Target(
-            "the value of every operator",
-            maker="lra_jax.data.listops_notes:notes",
-            in_readings=True,
-        ),
-    },
     tree_drawer="lra_jax.data.listops_language:tree",
 )

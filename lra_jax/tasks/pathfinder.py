@@ -4,7 +4,7 @@ from typing import Any
 
 from lra_jax.configs import pathfinder
 from lra_jax.tasks.published import Published, published
-from lra_jax.tasks.task import Target, Task, has_sizes
+from lra_jax.tasks.task import Task, has_sizes
 
 
 def _is_official(data: pathfinder.PathfinderData, dataset: Any) -> bool:
@@ -24,11 +24,6 @@ def _task(name: str, rows: tuple[Published, ...]) -> Task:
         image_shape=(size, size),
         is_official=_is_official,
         floors=(("chance", 50.0),),
-        targets={
-            "paths": Target(
-                "the distance of each pixel from the circles", stored_by="paths"
-            )
-        },
         published=rows,
     )
 

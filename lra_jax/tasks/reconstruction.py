@@ -7,15 +7,6 @@ with a probability of the mask rate; the encoder, which computes x, sees a learn
 vector in place of masked tokens. This needs no labels and no other data. Then the same
 encoder learns the task.
 
-If the batch has ``targets``, nothing is masked, and the same head learns the target of
-each position that has one: for example the values of a ListOps expression's operators.
-
-If it also has ``notes``, the targets are the notes after a reading that begins with
-these (`lra_jax.models.pooling`), and "no note" is learned too. Most notes do not
-change: in the loss, a token whose note stays the same counts a fifth as much as one
-whose note changes, and in the accuracy it does not count at all. The loss is divided by
-the number of notes that change, so a batch without any teaches nothing.
-
 Source: Amos, Berant and Gupta 2023, "Never Train from Scratch", arXiv:2310.02980, and
 its code, IdoAmos/not-from-scratch: one vector replaces all masked tokens, the loss
 counts only these, the head is linear. Their rate for the Image task is one half; for
@@ -36,19 +27,15 @@ from lra_jax.tasks.base import Batch, Sums
 # Folded into dropout's key of the step.
 _STREAM = 1
 
-# The weight of a note that stays, relative to one that changes.
-_KEPT = 0.2
-
 
 def reconstruction_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None, *, mask_rate: float
 ) -> Sums:
-    """Cross-entropy and accuracy of masked tokens or targets, summed over the batch.
+    """Cross-entropy and accuracy of masked tokens, summed over the batch.
 
     Args:
       model: a classifier of sequences or pairs that ``reconstructs``.
-      batch: as for the task's own objective; labels are not used. ``targets`` `[B, T]`
-        replace the masked tokens; 0 = no target. ``notes`` `[B, T]`: see above.
+      batch: as for the task's own objective; labels are not used.
       rngs: stream "dropout", also used to choose the masked tokens.
       mask_rate: the share of the real tokens that are masked.
 
@@ -82,30 +69,14 @@ def _sums(
     if segment_ids is None:
         lengths = batch[name.replace("tokens", "lengths", 1)]
     real = model.real(tokens, lengths) if segment_ids is None else segment_ids > 0
-    hidden = notes = None
-    weight_of_others = 0.0
-    if "notes" in batch:
-        notes = batch["notes"].astype(jnp.int32)
-        labels = batch["targets"].astype(jnp.int32)
-        learned = (labels != notes) & real
-        weight_of_others = _KEPT
-    elif "targets" in batch:
-        labels = batch["targets"].astype(jnp.int32)
-        learned = (labels > 0) & real
-    else:
-        hidden = learned = drawn(key, mask_rate, tokens.shape) & real
-        labels = tokens
-    logits = model.reconstructed(
-        tokens, lengths, hidden, rngs, segment_ids=segment_ids, notes=notes
-    )
-    counted = learned.astype(jnp.float32)
-    others = (real & ~learned & learned.any()).astype(jnp.float32)
-    weights = counted + weight_of_others * others
-    losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
-    correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
+    hidden = drawn(key, mask_rate, tokens.shape) & real
+    logits = model.reconstructed(tokens, lengths, hidden, rngs, segment_ids=segment_ids)
+    counted = hidden.astype(jnp.float32)
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, tokens)
+    correct = (jnp.argmax(logits, -1) == tokens).astype(jnp.float32)
     return {
-        "loss": jnp.sum(losses * weights),
+        "loss": jnp.sum(losses * counted),
         "correct": jnp.sum(correct * counted),
-        # By chance a batch may hide or change nothing; then its loss is 0.
+        # By chance a batch may hide nothing; then its loss is 0.
         "count": jnp.maximum(jnp.sum(counted), 1e-6),
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lra_jax.configs import Config, DataConfig, StoredData, get_preset
-from lra_jax.errors import expected, renamed
+from lra_jax.errors import renamed
 from lra_jax.tasks.published import Published
 
 if TYPE_CHECKING:
@@ -32,34 +32,6 @@ def of_rates(
 ) -> dict[str, dict[str, tuple[float, ...]]]:
     """The `Task.sweeps` of a protocol that tunes the learning rate, by preset."""
     return {preset: {"train.learning_rate": tried} for preset, tried in rates.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A value of ``--pretrain.target``: labels of positions that pretraining teaches.
-
-    Attributes:
-      help: the labels in words, as they follow "pretrained on" in reports.
-      maker: names a function ``(tokens, generator) -> {"targets": ids}``, which gives
-        each token of a row (with packing, of all its examples) an id of the vocabulary,
-        0 for no target; None = they are stored with the examples.
-      stored_by: the data setting that stores them, if tokens do not determine them.
-      in_readings: they are notes, learned in one of several readings at a time, so the
-        model has to have ``--model.readings``.
-
-    Raises:
-      ValueError: neither or both of maker and stored_by.
-    """
-
-    help: str
-    maker: str | None = None
-    stored_by: str | None = None
-    in_readings: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.maker is None) == (self.stored_by is None):
-            got = f"maker={self.maker!r}, stored_by={self.stored_by!r}"
-            raise expected("Target", "either maker or stored_by", got)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +79,6 @@ class Task:
       words: names a mapping that tells `lra_jax.models.raw` how to read words, if used.
       augmentation: names ``(tokens, generator) -> tokens``, applied to each training
         example if the data settings say so.
-      targets: its own values of ``--pretrain.target``; every classifier of sequences
-        also has ``tokens``, which masks tokens.
       tree_drawer: names ``(tokens) -> lra_jax.data.listops_language.Tree``, if
         sequences are nested expressions.
     """
@@ -141,7 +111,6 @@ class Task:
     decoder: str = "lra_jax.tasks.task:decode_bytes"
     words: str | None = None
     augmentation: str | None = None
-    targets: Mapping[str, Target] = dataclasses.field(default_factory=dict)
     tree_drawer: str | None = None
 
     def accuracy_of(self, result: Mapping[str, Any]) -> float:
@@ -247,16 +216,6 @@ class Task:
         if self.augmentation is None or not data.augments:
             return None
         return pkgutil.resolve_name(self.augmentation)
-
-    def pretraining_targets(
-        self, config: Config
-    ) -> Callable[..., dict[str, "np.ndarray"]] | None:
-        """The targets of pretraining, one per position; None for masked tokens, and for
-        targets that are stored with the examples."""
-        target = self.targets.get(config.pretrain.target)
-        if target is None or target.maker is None:
-            return None
-        return pkgutil.resolve_name(target.maker)
 
     @property
     def tree(self) -> Callable[["np.ndarray"], Any] | None:

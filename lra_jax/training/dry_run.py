@@ -35,8 +35,8 @@ def estimate(
 ) -> dict[str, str]:
     """Times some steps of each part of a run, and estimates in words what all cost.
 
-    The parts are pretraining, the steps of the head alone, and training. The first step
-    of each batch shape compiles; it is done twice. The first steps of a run may have
+    The parts are pretraining and training. The first step of each batch shape compiles;
+    it is done twice. The first steps of a run may have
     shorter sequences than the others, so time is scaled by the number of tokens. The
     trainer cannot be used afterwards, because its state and data have advanced.
 
@@ -48,12 +48,10 @@ def estimate(
     train = trainer.config.train
     first = list(itertools.islice(trainer.data, min(_STEPS, train.steps)))
     spans = _spans(trainer.config)
-    costs, total, longest = {}, 0.0, None
+    batches = [sharding.shard_batch(trainer.mesh, batch) for batch in first]
+    longest = max(batches, key=_size)
+    costs, total = {}, 0.0
     for part, (begin, end) in spans.items():
-        # The data of pretraining are in its own steps only.
-        given = first[: end - begin] if part == "pretrain" else _labelled(first)
-        batches = [sharding.shard_batch(trainer.mesh, batch) for batch in given]
-        longest = max(batches, key=_size)
         seconds = _SECONDS / len(spans)
         costs[part] = _cost(trainer, begin, batches, work, seconds, say)
         total += costs[part].token * (work(end) - work(begin))
@@ -84,18 +82,11 @@ def _spans(config: Config) -> dict[Part, tuple[int, int]]:
     steps, pretrain = config.train.steps, config.pretrain
     ends = {
         "pretrain": min(steps, pretrain.steps),
-        "probe": min(steps, pretrain.steps + pretrain.probe_steps),
         "train": steps,
     }
     begins = (0, *ends.values())
     pairs: Any = zip(ends, zip(begins, ends.values(), strict=False), strict=True)
     return {part: (begin, end) for part, (begin, end) in pairs if end > begin}
-
-
-def _labelled(batches: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The batches without what only pretraining reads."""
-    unread = ("targets", "notes")
-    return [{n: x for n, x in one.items() if n not in unread} for one in batches]
 
 
 def _cost(
@@ -121,7 +112,7 @@ def _cost(
     return _Cost(cold, warm, sum(warm) / work(len(warm)), len(seen))
 
 
-_OF = {"pretrain": "of pretraining", "probe": "of the head", "train": "of training"}
+_OF = {"pretrain": "of pretraining", "train": "of training"}
 
 
 def _in_words(costs: dict[Part, _Cost]) -> str:

@@ -16,7 +16,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.errors import expected, renamed
 from lra_jax.models import Buffer
-from lra_jax.models.pooling import is_of_head, is_of_reconstruction, is_of_task
+from lra_jax.models.pooling import is_of_reconstruction, is_of_task
 from lra_jax.models.state_size import state_size
 from lra_jax.signals import StopRequest
 from lra_jax.tasks import Task
@@ -124,11 +124,9 @@ class Trainer:
         reconstruction = functools.partial(reconstruction_loss, mask_rate=rate)
         pretrained = config.pretrain.steps
         supervised = is_of_task if pretrained else nnx.Param
-        probed = pretrained + config.pretrain.probe_steps
         programs = {
             "pretrain": (reconstruction, is_of_reconstruction, 0),
-            "probe": (task.loss, is_of_head, pretrained),
-            "train": (task.loss, supervised, probed),
+            "train": (task.loss, supervised, pretrained),
         }
         functions = {
             part: step_function(
@@ -152,10 +150,6 @@ class Trainer:
     def _training_data(self) -> Any:
         """The batches of all steps."""
         config = self.config
-        targets = self.task.pretraining_targets(config)
-        if targets is not None and config.pretrain.steps:
-            flag = f"--pretrain.target={config.pretrain.target}"
-            pipeline.check_targets(flag, targets, self.dataset)
         return pipeline.train_iterator(
             self.dataset,
             batch_size=config.train.batch_size,
@@ -166,8 +160,6 @@ class Trainer:
             curriculum=config.train.curriculum,
             groups=config.data.groups,
             augment=self.task.augment(config.data),
-            targets=targets,
-            target_steps=config.pretrain.steps,
             packing=self._packing(),
             shard=self._shard,
         )

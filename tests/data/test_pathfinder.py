@@ -5,7 +5,6 @@ import pathlib
 import shutil
 import struct
 import zlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -73,28 +72,6 @@ def test_easier_levels_come_first_and_leave_the_others_alone(tmp_path):
         tmp_path, level="hard", easier=("easy",), num_distractors=5, **settings
     )
     assert fives.fingerprint != both.fingerprint
-
-
-def test_paths_are_stored_beside_the_same_images(tmp_path, dataset):
-    """They come with the first batches, and change neither images nor order."""
-    with_paths = pathfinder.prepare(tmp_path, **SMALL, paths=True)
-    assert with_paths.has_targets and not dataset.has_targets
-    assert with_paths.fingerprint != dataset.fingerprint
-    settings: Any = {"batch_size": 4, "seed": 0, "num_steps": 4, "buckets": "none"}
-    plain = list(pipeline.train_iterator(dataset, **settings))
-    taught = pipeline.train_iterator(with_paths, **settings, target_steps=2)
-    for step, (batch, other) in enumerate(zip(taught, plain, strict=True)):
-        targets = batch.pop("targets", None)
-        assert (targets is not None) == (step < 2)
-        assert batch.keys() == other.keys()
-        for name, array in batch.items():
-            np.testing.assert_array_equal(array, other[name])
-        if targets is not None:
-            assert targets.shape == (4, 1024)
-            assert not targets[batch["tokens"] == 0].any()
-            assert {1, 2, 3} <= set(np.unique(targets).tolist())
-    with pytest.raises(ValueError, match=r"^augment: expected None for examples with"):
-        pipeline.train_iterator(with_paths, **settings, augment=lambda x, _: x)
 
 
 @pytest.mark.parametrize(

@@ -120,36 +120,6 @@ def test_a_label_says_whether_one_snake_joins_the_markers(drawn):
         assert near[image > 210].max() <= GEOMETRIES[64].marker + 0.8
 
 
-def test_paths_count_the_dashes_from_the_markers(drawn):
-    """Against the places of the dashes, and against the labels."""
-    settings = Settings(64, "easy", 2)
-    images = pathfinder_images.sample_chunk(settings, 0, 0, with_paths=True)
-    plain = pathfinder_images.sample_chunk(settings, 0, 0)
-    np.testing.assert_array_equal(images.pixels, plain.pixels)
-    assert plain.paths is None and images.paths is not None
-    assert not images.paths[images.pixels == 0].any()
-    ends, right = (drawn["first"], drawn["last"]), []
-    for i, (paths, label) in enumerate(zip(images.paths, images.labels, strict=True)):
-        found = set(np.unique(paths).tolist()) - {0, pathfinder_images.DISTRACTOR}
-        # Joined: three dashes from either end, and a path without a marker.
-        joined = {1, 2, 3, pathfinder_images.UNMARKED}
-        assert found == (joined if label else {1, 2, 3, 4, 5, 6})
-        for index, snakes in enumerate(drawn["targets"]):
-            marked = [ends[0][i] == index, ends[1][i] == index]
-            for dash in range(6):
-                row, column = snakes.places[i, dash] - drawn["pad"]
-                if not (0 <= row < 64 and 0 <= column < 64):
-                    continue
-                steps = [dash + 1, 6 - dash]
-                wanted = [n for n, there in zip(steps, marked, strict=True) if there]
-                wanted = min(wanted, default=pathfinder_images.UNMARKED)
-                near = np.s_[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
-                right.append(wanted in paths[near])
-    # Snakes hardly ever touch.
-    assert len(right) > 2000 and np.mean(right) > 0.995
-    assert (images.paths == pathfinder_images.DISTRACTOR).any()
-
-
 @pytest.fixture(scope="module", params=[(64, 1), (128, 3)], ids=str)
 def grown(request):
     """Two target snakes in each of some images, and the space they occupy."""

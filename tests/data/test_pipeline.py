@@ -153,21 +153,16 @@ def test_there_is_no_such_split(dataset):
 
 
 def test_no_two_random_streams_are_one(dataset):
-    """Those of augmentation and of targets, and of the order of examples."""
+    """Those of augmentation, and of the order of examples."""
     drawn = []
 
     def augment(tokens, generator):
         drawn.append(int(generator.integers(2**63)))
         return tokens
 
-    def targets(tokens, generator):
-        drawn.append(int(generator.integers(2**63)))
-        return {"targets": tokens}
-
     settings = {"batch_size": 4, "num_steps": 8, "num_threads": 0}
     assert len(list(train(dataset, augment=augment, **settings))) == 8
-    list(train(dataset, targets=targets, target_steps=8, **settings))
-    assert len(drawn) == 2 * 8 * 4
+    assert len(drawn) == 8 * 4
     for epoch in range(8):
         entropy = np.random.SeedSequence((0, epoch))
         order = np.random.Generator(np.random.Philox(entropy))

@@ -207,10 +207,6 @@ def test_errors(settings, message):
             "embed_dim: expected an even width",
         ),
         (
-            lambda: CausalLM(4, **SIZES, reconstructs=True, readings=3, rngs=RNGS),
-            "readings: expected 1 for a model of single positions, got 3",
-        ),
-        (
             lambda: TokenClassifier(4, 2, **SIZES, reconstructs=True, rngs=RNGS),
             "reconstructs: expected False for a model of single positions",
         ),

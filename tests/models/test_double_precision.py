@@ -48,7 +48,7 @@ def test_every_mechanism(mechanism: str) -> None:
     [
         {"gate": True, "short_conv": 3, "pooling": "attention+ends"},
         {"pooling": "cls", "mlp": "product_key", "mlp_options": SMALL_MEMORY},
-        {"reconstructs": True, "readings": 2, "norm": "instance", "pooling": "ends"},
+        {"reconstructs": True, "norm": "instance", "pooling": "ends"},
         {"grid": (4, 4), "positions": "learned_2d", "inputs": "linear", "patch": 2},
         {"positions": "sinusoidal", "cutoffs": (4, 7), "mlp": "glu"},
         {"norm": "batch", "post_norm": True, "activation": "relu", "pooling": "last"},

@@ -73,14 +73,13 @@ def test_a_classifier(packed: bool, changes: dict[str, Any]) -> None:
     assert_gradients_agree(make, loss, *names)
 
 
-def test_a_class_vector_notes_and_masked_tokens() -> None:
+def test_a_class_vector_and_masked_tokens() -> None:
     random = np.random.default_rng(0)
     tokens = jnp.asarray(random.integers(1, 5, (ROWS, LENGTH)))
-    notes = jnp.asarray(random.integers(0, 3, (ROWS, LENGTH)))
     hidden = jnp.asarray(random.random((ROWS, LENGTH)) < 0.5)
-    # Notes and masked tokens come without a class vector.
+    # Masked tokens come without a class vector.
     for pooling in ("cls", "mean"):
-        reads = {"reconstructs": True, "readings": 2} if pooling == "mean" else {}
+        reads = {"reconstructs": True} if pooling == "mean" else {}
 
         def make(dtype: Any, pooling: str = pooling, reads: Any = reads) -> Any:
             settings = {"max_length": LENGTH, "pooling": pooling} | SIZES | reads
@@ -90,11 +89,11 @@ def test_a_class_vector_notes_and_masked_tokens() -> None:
             return model.encoder
 
         def loss(encoder: Any, reads: Any = reads) -> jax.Array:
-            given = {"notes": notes, "hidden": hidden} if reads else {}
+            given = {"hidden": hidden} if reads else {}
             out = encoder(tokens, **given).astype(jnp.float32)
             return (out * jnp.arange(1.0, 9.0)[None, None]).sum()
 
-        names = ("hidden", "notes", "positions") if reads else ("cls", "embed")
+        names = ("hidden", "positions") if reads else ("cls", "embed")
         assert_gradients_agree(make, loss, *names)
 
 

@@ -96,21 +96,6 @@ def test_a_patch_is_hidden_if_all_its_pixels_are():
     assert not bool(patches.any_real(jnp.asarray(other) > 0, GRID, 2)[0, 0])
 
 
-def test_every_pixel_is_reconstructed():
-    model = _model(reconstructs=True)
-
-    def both(model, image):
-        return model.reconstructed(image, None, None), model.encoder(image)
-
-    logits, rows = helpers.call_model(both, model, _images())
-    assert logits.shape == (2, 24, 256)
-    kernel = np.asarray(model.tokens.kernel[...]).reshape(8, 4, 256)
-    bias = np.asarray(model.tokens.bias[...]).reshape(4, 256)
-    # Row 1, column 2 is the lower left pixel of the second patch.
-    wanted = np.asarray(rows)[0, 1] @ kernel[:, 2] + bias[2]
-    np.testing.assert_allclose(logits[0, 8], wanted, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -118,7 +103,6 @@ def test_every_pixel_is_reconstructed():
         ({"patch": 4}, "patch: expected a divisor of both sides of 4 x 6 images"),
         ({"grid": None}, "patch: expected 1 without images"),
         ({"inputs": "embedding"}, "patch: expected 1 with inputs='embedding'"),
-        ({"readings": 2, "reconstructs": True}, "patch: expected 1 with readings=2"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):

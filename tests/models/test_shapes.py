@@ -43,7 +43,7 @@ def classifier() -> SequenceClassifier:
 
 
 def reader(**settings: Any) -> SequenceClassifier:
-    settings |= {"reconstructs": True, "readings": 2}
+    settings |= {"reconstructs": True}
     return SequenceClassifier(5, 3, **SIZES, **settings, rngs=nnx.Rngs(0))
 
 
@@ -80,14 +80,9 @@ def matcher() -> MatchingClassifier:
         (lambda: encoder()(TOKENS, MASK[:, :5]), r"mask: expected .*, got \(2, 5\)"),
         (lambda: classifier()(TOKENS, LENGTHS[:1]), r"lengths: .*=\(2,\), got \(1,\)"),
         (
-            lambda: reader().reconstructed(TOKENS, LENGTHS[:1], None),
+            lambda: reader().reconstructed(TOKENS, LENGTHS[:1], MASK),
             r"lengths: .*=\(2,\), got \(1,\)",
         ),
-        (
-            lambda: reader().noted(TOKENS, LENGTHS[:1]),
-            r"lengths: .*=\(2,\), got \(1,\)",
-        ),
-        (lambda: reader().noted(TOKENS[0]), r"tokens: expected \[B, T\], got \(6,\)"),
         (
             lambda: classifier()(TOKENS, LENGTHS / 2),
             "lengths: expected an integer dtype, got float32",
@@ -97,12 +92,8 @@ def matcher() -> MatchingClassifier:
             "lengths: expected an integer dtype, got float32",
         ),
         (
-            lambda: reader(padding="zeros").noted(TOKENS, segment_ids=ROWS),
-            "segment_ids: expected None with padding='zeros'",
-        ),
-        (
             lambda: reader(padding="zeros").reconstructed(
-                TOKENS, None, None, segment_ids=ROWS
+                TOKENS, None, MASK, segment_ids=ROWS
             ),
             "segment_ids: expected None with padding='zeros'",
         ),

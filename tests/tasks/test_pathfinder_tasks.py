@@ -1,6 +1,5 @@
 """Pathfinder's four tasks from flags to a score, on small data of the true kind."""
 
-import json
 from typing import Any
 
 import helpers
@@ -10,6 +9,7 @@ import pytest
 from lra_jax import models, report, train
 from lra_jax.configs import get_preset
 from lra_jax.configs.pathfinder import SIZES
+from lra_jax.data import pathfinder
 from lra_jax.tasks import get_task
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.session import Session
@@ -156,35 +156,7 @@ def test_official_settings():
         (
             "--task=pathfinder --preset=modern --model.patch=2 --train.warmup=10 "
             "--pretrain.steps=20",
-            ["--model.patch: expected 1 with --pretrain.target=tokens"],
-        ),
-        (
-            "--task=pathfinder --preset=modern --data.paths=True",
-            ["--data.paths: expected False without --pretrain.target=paths, got True"],
-        ),
-        (
-            "--task=pathfinder --preset=modern --train.warmup=10 --pretrain.steps=20 "
-            "--pretrain.target=paths",
-            ["--data.paths: expected True with --pretrain.target=paths, got False"],
-        ),
-        (
-            "--task=pathfinder --preset=modern --data.paths=True --data.path=somewhere",
-            ["--data.paths: expected no value with --data.path"],
-        ),
-        (
-            "--task=pathfinder --preset=modern --train.warmup=10 --pretrain.steps=20 "
-            "--pretrain.target=paths --data.path=somewhere",
-            ["--pretrain.target: expected another target with --data.path"],
-        ),
-        (
-            "--task=listops --preset=modern --train.warmup=10 --pretrain.steps=20 "
-            "--pretrain.target=paths",
-            ["--pretrain.target: expected one of tokens, values", "got paths"],
-        ),
-        (
-            "--task=image --preset=modern --train.warmup=10 --pretrain.steps=20 "
-            "--pretrain.target=paths",
-            ["--pretrain.target: expected tokens for --task=image", "got paths"],
+            ["--model.patch: expected 1 with --pretrain.steps"],
         ),
         (
             "--task=pathfinder --preset=modern --model.norm=group",
@@ -226,35 +198,26 @@ def test_levels_from_easy_to_hard_in_one_run(tmp_path):
     assert not result["official_data"]
 
 
-def test_paths_are_learned_before_labels(tmp_path):
-    """In patches, with resuming, a score, predictions and a report's words."""
+def test_patches_in_one_run(tmp_path):
+    """With a score, predictions and a report's words."""
     parts = {"conv_grid": True, "short_conv": 3, "attention_options": "grid=true"}
     parts |= {"norm": "instance", "inputs": "linear", "patch": 2}
     config = get_preset("pathfinder", "modern", "hgrn").replace(
         workdir=str(tmp_path / "run"),
-        train=TRAIN | {"steps": 6},
+        train=TRAIN,
         model=MODEL | parts,
-        pretrain={"steps": 3, "target": "paths"},
-        data=DATA | {"paths": True, "levels": "short:0.5", "dir": str(tmp_path)},
+        data=DATA | {"levels": "short:0.5", "dir": str(tmp_path)},
     )
-    with Session(config, quiet=True) as session:
-        seen = ["targets" in batch for batch in session.trainer.data]
-        assert seen == [True] * 3 + [False] * 3
     result = train.run(config, quiet=True)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    splits = [json.loads(line)["split"] for line in lines]
-    assert "pretrain" in splits and "train" in splits
     saved = models.load(tmp_path / "run")
     assert saved.config.patch == 2
-    images = [x["tokens"].reshape(32, 32) for x in session.dataset.source("test")]
-    found = 100 * np.mean(
-        saved.predict(images).labels == session.dataset.labels("test")
-    )
+    test = pathfinder.prepare(tmp_path, easier=("short",), **DATA)
+    images = [x["tokens"].reshape(32, 32) for x in test.source("test")]
+    found = 100 * np.mean(saved.predict(images).labels == test.labels("test"))
     assert found == pytest.approx(result["test_accuracy_best"])
     report.main([str(tmp_path / "run"), f"--out={tmp_path / 'report'}"])
     text = (tmp_path / "report" / "report.md").read_text()
     assert "patches of 2 x 2 pixels" in text
-    assert "pretrained on the distance of each pixel from the circles for 3" in text
 
 
 @pytest.mark.parametrize(

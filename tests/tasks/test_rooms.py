@@ -13,12 +13,12 @@ import lra_jax
 from lra_jax import train
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.data import __main__ as data_command
-from lra_jax.tasks import Target, get_task
+from lra_jax.tasks import get_task
 
 COMMON = {"dir", "path", "buckets", "packing"}
 GENERATED = COMMON | {"seed", "processes", "num-train", "num-valid", "num-test"}
 DRAWN = {"buckets", "packing", "seed", "num-train", "num-valid", "num-test"}
-IMAGES = GENERATED | {"level", "levels", "paths", "num-distractors"}
+IMAGES = GENERATED | {"level", "levels", "num-distractors"}
 SETTINGS = {
     "listops": GENERATED
     | {"min-length", "max-length", "max-depth", "max-args", "permute"},
@@ -194,7 +194,7 @@ TOY = '''"""Parity: whether a string of bits holds an odd number of ones."""
 import dataclasses
 
 from lra_jax.configs import Config, ModelConfig, StoredData, TrainConfig
-from lra_jax.tasks import Target, Task
+from lra_jax.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,15 +243,9 @@ def prepare(data_dir, *, bits, path):
     return builder.prepare(Parity, config, data_dir)
 
 
-def so_far(tokens, generator):
-    """At each bit, 1 for an even number of ones up to it, 2 for an odd one."""
-    return {"targets": tokens.cumsum(dtype=tokens.dtype) % 2 + 1}
-
-
 TASK = Task(
     name="bits",
     data=ParityData,
-    targets={"so_far": Target("the parity so far", maker="lra_jax.tasks.bits:so_far")},
     presets={"compact": compact},
     reader="lra_jax.tasks.bits:prepare",
     floors=(("chance", 50.0),),
@@ -286,17 +280,10 @@ def in_copy(folder: Path, module: str, *args: str):
     return helpers.run("-c", code)
 
 
-@pytest.mark.parametrize("places", [{}, {"maker": "a:b", "stored_by": "c"}])
-def test_a_target_has_one_source(places):
-    with pytest.raises(ValueError, match=r"^Target: expected either maker or stored"):
-        Target("the parity", **places)
-
-
 def test_a_new_task_has_its_help(with_a_toy):
     end = in_copy(with_a_toy, "lra_jax.train", "--task=bits", "--help")
     assert end.returncode == 0, end.stderr
     assert "bits: compact" in end.stdout
-    assert "so_far (the parity so far)" in " ".join(end.stdout.split())
     assert set(re.findall(r"--data\.([a-z-]+)", end.stdout)) == COMMON | {"bits"}
     wrong = in_copy(with_a_toy, "lra_jax.train", "--task=bits", "--data.level=easy")
     helpers.assert_one_error(wrong.returncode, wrong.stderr, 2, "--task=bits")
@@ -315,21 +302,3 @@ def test_a_new_task_is_described_and_trained(with_a_toy, tmp_path):
     assert "baseline: chance" in end.stdout and "published" not in end.stdout
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["task"], result["test_examples"]) == ("bits", 64)
-
-
-@pytest.mark.slow
-def test_a_new_task_is_pretrained_on_its_own_target(with_a_toy, tmp_path):
-    run = tmp_path / "run"
-    flags = ("--task=bits", f"--data.dir={tmp_path}", f"--workdir={run}")
-    part = ("--train.steps=6", "--pretrain.steps=3")
-    end = in_copy(with_a_toy, "lra_jax.train", *flags, *part, "--pretrain.target=so")
-    wanted = "--pretrain.target: expected one of tokens, so_far for --task=bits, got so"
-    helpers.assert_one_error(end.returncode, end.stderr, 2, wanted)
-    own = "--pretrain.target=so_far"
-    end = in_copy(with_a_toy, "lra_jax.train", *flags, *part, own)
-    assert end.returncode == 0, end.stderr
-    out = tmp_path / "page"
-    end = in_copy(with_a_toy, "lra_jax.report", str(tmp_path), f"--out={out}")
-    assert end.returncode == 0, end.stderr
-    words = "pretrained on the parity so far for 3 of the steps"
-    assert words in (out / "report.md").read_text()
