@@ -25,7 +25,8 @@ AnyState = TypeVar("AnyState")
 _PREFILL = """Processes a whole prompt, or a later part of one, in one pass.
 
     Args:
-      query: `[B, T, N, H]`; key, value, mask and options as in `{attention}`.
+      query: `[B, T, N, H]`; key, value, arrays, mask and options as in `{attention}`,
+        the same in every call of a stream.
       state: the state so far; None = a new stream. In a packed row, the first document
         continues it, and the returned state is that of the last.
 
@@ -68,8 +69,7 @@ _STEP = """Processes one position of each sample: `[B, N, H]` -> `[B, N, Hv]`.
 
 
 # Parameters of an attention that are not options of its prefill.
-_ATTENTION = {"query", "key", "value", "mask", "is_causal"}
-_ATTENTION |= {"implementation", "deterministic"}
+_ATTENTION = {"query", "key", "value", "is_causal", "implementation", "deterministic"}
 # Parameters of a prefill that are not options of init and step.
 _WHOLE = {"query", "key", "value", "mask", "chunking", "state", "segment_ids"}
 
@@ -82,8 +82,7 @@ class Prefill(Protocol[AnyState]):
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        mask: jax.Array | None = None,
-        *,
+        *arguments: Any,
         state: AnyState | None = None,
         **options: Any,
     ) -> tuple[jax.Array, AnyState]: ...
@@ -195,9 +194,13 @@ def make_prefill(
     """
     taken = inspect.signature(run).parameters
     every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    parameters = inspect.signature(attention).parameters
+    names = list(parameters)
+    # Those before is_causal stay positional: the mask, and arrays before it.
+    places = names[names.index("value") + 1 : names.index("is_causal")]
     options = {
-        p.name: p.replace(kind=p.KEYWORD_ONLY)
-        for p in inspect.signature(attention).parameters.values()
+        p.name: p if p.name in places else p.replace(kind=p.KEYWORD_ONLY)
+        for p in parameters.values()
         if p.kind is not p.VAR_KEYWORD
         and p.name not in _ATTENTION
         and (every or p.name in taken)
@@ -208,23 +211,29 @@ def make_prefill(
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        mask: jax.Array | None = None,
-        *,
+        *arguments: Any,
         state: AnyState | None = None,
-        **given: Any,
+        **keywords: Any,
     ) -> tuple[jax.Array, AnyState]:
-        unknown = [name for name in given if name not in options]
+        keywords |= dict(zip(places, arguments, strict=False))
+        unknown = [name for name in keywords if name not in options]
         if unknown:
             name = prefill.__name__
             raise TypeError(
                 f"{name}() got an unexpected keyword argument {unknown[0]!r}"
             )
-        own = defaults | given
-        return run(query, key, value, mask, is_causal=True, state=state, **own)
+        keywords = defaults | keywords
+        return run(query, key, value, is_causal=True, state=state, **keywords)
 
-    parameters = inspect.signature(prefill).parameters.values()
-    own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-    signature = inspect.Signature([*own, *options.values()])
+    parameters = inspect.signature(prefill).parameters
+    signature = inspect.Signature(
+        [
+            *(parameters[name] for name in ("query", "key", "value")),
+            *(options[name] for name in places),
+            parameters["state"],
+            *(p for name, p in options.items() if name not in places),
+        ]
+    )
     words = {"attention": attention.__name__}
     return _named(prefill, "prefill", attention, _PREFILL, signature, **words)
 

@@ -136,8 +136,16 @@ def performer_attention(
             mechanism="performer",
             is_causal=True,
         )
-        return _causal(
-            query, key, value, matrix, mask, None, options, chunking, segment_ids
+        return _prefill(
+            query,
+            key,
+            value,
+            projection,
+            mask,
+            is_causal=True,
+            segment_ids=segment_ids,
+            chunking=chunking,
+            **vars(options),
         )[0]
     visible = masking.padding_mask(mask, query.shape[0], key.shape[1])
     visible = packed.shown(visible, rows)
@@ -178,48 +186,6 @@ performer_weights = dense.weights_of(
 )
 
 
-def performer_prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    projection: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    *,
-    state: PerformerState | None = None,
-    segment_ids: jax.Array | None = None,
-    kernel: feature_maps.FeatureMap = "softmax",
-    hyperbolic: bool = False,
-    feature_eps: float | None = None,
-    scale: float | None = None,
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, PerformerState]:
-    """Processes a whole prompt, or a later part of one, in one pass.
-
-    Args:
-      query: `[B, T, N, H]`; key, value, projection, mask and options as in
-        `performer_attention`. Every call of a stream needs the same projection.
-      state: the state so far; None = a new stream. In a packed row, the first document
-        continues it, and the returned state is that of the last.
-
-    Returns:
-      The causal attention `[B, T, N, Hv]` and the state after the last real position.
-
-    Raises:
-      ValueError: shapes, dtypes, the mask, the projection, an option or the state do
-        not fit.
-    """
-    options = Options(kernel, hyperbolic, feature_eps, scale, precision)
-    matrix = options.matrix(projection, query.shape[-1])
-    return _causal(
-        query, key, value, matrix, mask, state, options, chunking, segment_ids
-    )
-
-
-performer_init = streams.make_init(performer_prefill)
-performer_step = streams.make_step(performer_prefill)
-
-
 def _features(
     query: jax.Array,
     key: jax.Array,
@@ -235,28 +201,31 @@ def _features(
     return random_features.features(*arrays, matrix, mask, options, rows)
 
 
-def _causal(
+def _prefill(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    matrix: jax.Array | None,
+    projection: jax.Array | None,
     mask: jax.Array | None,
-    state: PerformerState | None,
-    options: Options,
-    chunking: engine.Chunking | None,
+    *,
+    is_causal: bool,
+    state: PerformerState | None = None,
     segment_ids: jax.Array | None,
+    chunking: engine.Chunking | None,
+    **keywords: Any,
 ) -> tuple[jax.Array, PerformerState]:
+    """The causal form, and the state after the last real position."""
+    options = Options(**keywords)
+    inputs.check_inputs(query, key, value, is_causal)
+    matrix = options.matrix(projection, query.shape[-1])
     rows = packed.packed(segment_ids, query, key)
     mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
     if options.softmax and matrix is not None:
-        out, sums = performer_causal.causal_softmax_features(
-            query,
-            key,
-            value,
+        out, sums = performer_causal.softmax_features(
+            performer_causal.Options(options, dtype),
+            engine.Arrays(query, key, value),
             matrix,
             mask,
-            options,
-            dtype=dtype,
             state=None if state is None else state.sums,
             resets=packed.resets(rows),
             chunking=chunking,
@@ -280,3 +249,8 @@ def _causal(
     peak = jnp.zeros_like(total) + random_features.lowest(total.dtype)
     sums = PerformerSums(summary, total, peak)
     return out.astype(query.dtype), PerformerState(sums, position)
+
+
+performer_prefill = streams.make_prefill(performer_attention, _prefill)
+performer_init = streams.make_init(performer_prefill)
+performer_step = streams.make_step(performer_prefill)

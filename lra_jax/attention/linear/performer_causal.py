@@ -229,42 +229,22 @@ def _add_up(parts: list[_Part]) -> jax.Array:
     return feature_maps.over(numerator, denominator[..., None])
 
 
-def causal_softmax_features(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+def softmax_features(
+    options: Options,
+    arrays: engine.Arrays,
     matrix: jax.Array,
     mask: jax.Array | None,
-    features: random_features.Options,
     *,
-    dtype: jnp.dtype,
     state: PerformerSums | None,
     resets: jax.Array | None,
     chunking: engine.Chunking | None,
 ) -> tuple[jax.Array, PerformerSums]:
-    """Causal attention with softmax features.
+    """Causal attention with softmax features, and the sums after the last position.
 
-    Args:
-      query: `[B, T, N, H]`.
-      key: `[B, T, n, H]`.
-      value: `[B, T, n, Hv]`.
-      matrix: W, `[M, H]`.
-      mask: the visible keys, boolean `[B, T]`; None = all.
-      features: the scale of queries and keys, and the precision.
-      dtype: of the sums.
-      state: before the first position; None = an empty state.
-      resets: where documents start, `[B, T]`; None = one per row.
-      chunking: how the sequence is cut, into at least two chunks if T > 1; chunks are
-        rounded up to powers of two.
-
-    Returns:
-      The output `[B, T, N, Hv]` in the query's dtype, and the sums after the last
-      position.
-
-    Raises:
-      ValueError: the state does not fit.
+    Arguments are those of `engine.run`, and W `[M, H]`. Sequences are cut into at least
+    two chunks, of a power of two positions each.
     """
-    length = query.shape[1]
+    length, dtype = arrays.query.shape[1], options.dtype
     chunking = chunking or engine.Chunking()
     # At least two chunks. With one, the right side of its product with the empty state
     # is one number everywhere. Where XLA's library for CPUs (jax 0.10 to 0.12) fuses
@@ -272,22 +252,18 @@ def causal_softmax_features(
     # now and then, the output is NaN.
     longest = min(chunking.chunk, max(1, (length + 1) // 2))
     chunk = 1 << (longest - 1).bit_length()
-    visible = jnp.ones((1, length), bool) if mask is None else mask
-    out_dtype = query.dtype
-    arrays = engine.Arrays(query, key, value)
     sums = no_sums(arrays, matrix.shape[0], dtype)
     empty = PerformerSums(*sums, sums.total + lowest(dtype))
-    past = streams.checked(state, empty)
     # Added to the state's zeros, which have the arrays' sharding.
     matrix = matrix.astype(dtype)[None, None] + jnp.zeros_like(sums.total)[..., None]
     out, carry = engine.run(
-        engine.Form(_prepared, _segment, Options(features, dtype)),
-        _Carry(past, matrix),
+        engine.Form(_prepared, _segment, options),
+        _Carry(streams.checked(state, empty), matrix),
         arrays,
         mask=mask,
-        tables=visible,
+        tables=jnp.ones((1, length), bool) if mask is None else mask,
         resets=resets,
         chunking=dataclasses.replace(chunking, chunk=chunk),
-        dtype=out_dtype,
+        dtype=arrays.query.dtype,
     )
     return out, carry.sums
