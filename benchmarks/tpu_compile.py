@@ -4,13 +4,11 @@
     python benchmarks/tpu_compile.py --out=results/tpu_compile.json
 
 The tests only lower the kernels. They stop before the compiler that assigns registers
-and VMEM. This script compiles output and gradients of `linear_attention`,
-`cosformer_attention` and `flow_attention`, causal and not, with arrays as a dense
-projection returns them. It records the seconds, the temporary memory and the copies
-that XLA puts around the kernels. Non-causal Flow is also compiled for nine times the
-length, which does not fit into VMEM. On four chips of one generation, each has a
-quarter of the batch; the script counts the messages between them. It says nothing
-about speed or results on a device.
+and VMEM. This script compiles output and gradients of `linear_attention` and
+`cosformer_attention`, causal and not, with arrays as a dense projection returns them.
+It records the seconds, the temporary memory and the copies that XLA puts around the
+kernels. On four chips of one generation, each has a quarter of the batch; the script
+counts the messages between them. It says nothing about speed or results on a device.
 """
 
 import argparse
@@ -35,7 +33,7 @@ SHAPES = (
     ("bfloat16", 6, 48, 48),
     ("float32", 3, 20, 36),
 )
-MECHANISMS = ("linear", "cosformer", "flow")
+MECHANISMS = ("linear", "cosformer")
 MESSAGES = r" (?:all-gather|all-reduce|all-to-all|reduce-scatter|collective-\w+)[-(]"
 
 
@@ -58,8 +56,7 @@ def main() -> int:
     for generation, chips, shapes in (*cases, ("v5e", 4, SHAPES[:1])):
         device = _Chips(GENERATIONS[generation], chips)
         length = options.length
-        forms = list(itertools.product(MECHANISMS, (True, False), shapes, (length,)))
-        forms += [("flow", False, shape, 9 * length) for shape in shapes[:2]]
+        forms = itertools.product(MECHANISMS, (True, False), shapes, (length,))
         for name, causal, shape, length in forms:
             record = {"generation": generation, "chips": chips}
             record |= {"mechanism": name, "causal": causal, "T": length}

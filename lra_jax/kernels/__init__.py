@@ -12,7 +12,6 @@ from lra_jax.kernels.api import (
     attend_flow,
     attend_recurrent,
     attended,
-    has_flow,
     scan,
 )
 from lra_jax.kernels.mesh import by_sample
@@ -37,6 +36,5 @@ __all__ = [
     "attended",
     "by_sample",
     "choose",
-    "has_flow",
     "scan",
 ]

@@ -40,8 +40,6 @@ Given = Inputs | Scanned
 # kernels do not read them.
 _SIZES = {"tpu": (128, 512), "gpu": (64, 256), "cpu": (64, 64)}
 _PROCESSORS = 132
-# A GPU program owns 64 columns of its result.
-_PANEL = 64
 
 
 def attend(
@@ -92,9 +90,7 @@ def attend(
         key = _hidden(key, mask)
     query, key, feature_map = _given_features(query, key, feature_map)
     name, interpret = target
-    panels = [-(-x.shape[3] // _PANEL) if name == "gpu" else 1 for x in (query, value)]
-    heads = query.shape[2] * min(panels)
-    chunk, block = _sizes(target, chunking, query, key, heads)
+    chunk, block = _sizes(target, chunking, query, key)
     spec = Spec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -108,7 +104,6 @@ def attend(
         eps=eps,
         decay=slopes is not None,
         packed=documents is not None,
-        wide=max(panels) > 1,
     )
     key, value = (_matched(x, query.shape[2]) for x in (key, value))
     if mask is not None:
@@ -175,14 +170,6 @@ def attended(
     )
 
 
-def has_flow(target: Target, is_causal: bool) -> bool:
-    """Whether the target has kernels for all of Flow-Attention, as `attend_flow` needs.
-
-    Other targets only have the product, see `attend`.
-    """
-    return is_causal or target[0] in ("tpu", "cpu")
-
-
 def attend_flow(
     target: Target,
     query: jax.Array,
@@ -194,14 +181,14 @@ def attend_flow(
     chunking: Any,
     documents: jax.Array | None = None,
 ) -> jax.Array:
-    """Flow-Attention, as `lra_jax.attention.flow.flow` defines it.
+    """Flow-Attention, as `lra_jax.attention.flow.flow` defines it, on a CPU.
 
     Sums and per-position values are float32, and products take operands in the inputs'
     dtype. For bfloat16 inputs this rounds features, flows used as weights, and the
     terms of sums over a head's columns, unlike the XLA form.
 
     Args:
-      target: from `choose`; one that `has_flow`.
+      target: from `choose`, a CPU.
       query: `[B, T, N, H]`; key `[B, S, N, H]` and value `[B, S, N, Hv]`, whose heads
         may be fewer, of one dtype.
       masks: boolean, of the sources `[B, S]` and of the sinks `[B, T]`, True = real;
@@ -210,7 +197,7 @@ def attend_flow(
       options: of Flow-Attention, with its feature map: a named map is computed in the
         kernel, a function before it. The competition is over the sources.
       chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
-      documents: as in `attend`; on CPUs only.
+      documents: as in `attend`.
 
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
@@ -224,7 +211,7 @@ def attend_flow(
         query = _hidden(query, query_mask)
     query, key, feature_map = _given_features(query, key, options.feature_map)
     name, interpret = target
-    chunk, block = _sizes(target, chunking, query, key, query.shape[2])
+    chunk, block = _sizes(target, chunking, query, key)
     spec = FlowSpec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -237,7 +224,6 @@ def attend_flow(
         largest=not options.sums_as_is,
         eps=options.eps,
         extra_eps=options.extra_eps,
-        fitted=chunking is None,
     )
     key, value = (_matched(x, query.shape[2]) for x in (key, value))
     mask, query_mask = (
@@ -351,11 +337,11 @@ def _matched(x: jax.Array, heads: int) -> jax.Array:
 
 
 def _sizes(
-    target: Target, chunking: Any, query: jax.Array, key: jax.Array, heads: int
+    target: Target, chunking: Any, query: jax.Array, key: jax.Array
 ) -> tuple[int, int]:
-    """Positions of a chunk and of a block; ``heads``: the programs of a sample."""
+    """Positions of a chunk and of a block."""
     name, interpret = target
-    batch, length = query.shape[:2]
+    batch, length, heads, _ = query.shape
     longest = max(length, key.shape[1])
     chunk, block = _SIZES[name]
     if name == "gpu":

@@ -27,21 +27,14 @@ TARGETS = ("tpu", "gpu")
 # Mechanisms whose kernels are for CPUs only.
 _ON_CPUS = ("norm", "decay", "performer", "recurrent", "scan")
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",), "cpu": ("float32",)}
-_WIDEST = {"tpu": 256, "gpu": 256, "cpu": 512}
-# A causal GPU kernel holds the states of one panel of its result in registers, with
-# angles twice as many; those of Flow have no panels.
-_WIDEST_CAUSAL = {"linear": 256, "cosformer": 128, "flow": 64}
-# The widths that "auto" gives to kernels: wider ones have not been timed on a GPU.
-_AUTOMATIC = {"tpu": 256, "gpu": 64, "cpu": 512}
+_WIDEST = {"tpu": 256, "gpu": 64, "cpu": 512}
 _CHUNKS = {"tpu": 16, "gpu": 64}
 # B T N from which "auto" has kernels compiled for the CPU.
 _CPU_POSITIONS = 1 << 12
 # H from which the CPU's kernels of non-causal Flow are faster: a position costs them
 # the same however narrow it is.
 _CPU_FLOW_WIDTH = 16
-# B N of causal Flow-Attention and B T N of the other form from which kernels are faster
-# on a Hopper GPU.
-_FLOW_HEADS = 128
+# B T N from which the product of Flow-Attention is faster by kernels on a Hopper GPU.
 _FLOW_POSITIONS = 1 << 18
 
 
@@ -61,9 +54,9 @@ def choose(
 
     Args:
       implementation: "xla"; "pallas", for TPUs and Hopper GPUs; "native", for CPUs; or
-        "auto", the kernels if the default device has some, they support the inputs (on
-        a GPU, up to 64 columns), they are not slower for these sizes, and each device
-        sees whole samples (`mesh.parts`).
+        "auto", the kernels if the default device has some, they support the inputs,
+        they were measured to be faster for these sizes, which nobody has done on a TPU,
+        and each device sees whole samples (`mesh.parts`).
       query: `[B, T, N, H]`, already checked, as are key and value.
       key: `[B, S, N, H]`.
       value: `[B, S, N, Hv]`.
@@ -89,11 +82,12 @@ def choose(
     parts = mesh.parts(batch)
     if implementation == "xla" or not (forced or parts):
         return None
-    if implementation == "pallas" and mechanism in _ON_CPUS:
+    only_on_cpus = mechanism in _ON_CPUS or (mechanism == "flow" and is_causal)
+    if implementation == "pallas" and only_on_cpus:
         raise _nowhere(implementation, "its kernels are for CPUs ('native')")
     interpret = _interpreted() if implementation == "pallas" else None
     target = interpret or _own_target()
-    if target != "cpu" and mechanism in _ON_CPUS:
+    if target != "cpu" and only_on_cpus:
         target = None
     if not forced and (
         target is None
@@ -109,14 +103,10 @@ def choose(
         one = jax.ShapeDtypeStruct((1, 1, 1, width), jnp.float32)
         width = jax.eval_shape(feature_map, one).shape[-1]
     widths = (width, value.shape[-1])
-    gpu_causal = target == "gpu" and is_causal
-    widest = _WIDEST_CAUSAL[mechanism] if gpu_causal else _WIDEST[target]
-    if not forced:
-        widest = min(widest, _AUTOMATIC[target])
     arrays = query, key, value
     if packed and target != "cpu" and refusal is None:
         refusal = "segment_ids", "None", "packed documents"
-    problem = refusal or _unsuited(target, arrays, widths, widest, chunking)
+    problem = refusal or _unsuited(target, arrays, widths, chunking)
     if problem is not None:
         if not forced:
             return None
@@ -158,33 +148,29 @@ def _not_compiled() -> str | None:
 def _slower(
     target: str, mechanism: Mechanism, shape: tuple[int, ...], is_causal: bool
 ) -> bool:
-    """Whether kernels are slower than the XLA form.
+    """Whether kernels are slower than the XLA form, or were never timed.
 
     ``shape`` is B, T, N and H of the query on one device.
 
-    On Hopper GPUs a causal head of Flow-Attention is one program from its first
-    position to its last, so heads have to fill the processors; without causality, XLA
-    computes the flows in either form, and only the product of long sequences is faster.
-    Measured on an H100 (results/accelerator/, docs/kernels.md). On a CPU, small calls
-    are not worth compiling the kernels.
+    On Hopper GPUs XLA computes the flows of Flow-Attention in either form, and only the
+    product of long sequences is faster by kernels. Measured on an H100
+    (results/accelerator/, docs/kernels.md). On a CPU, small calls are not worth
+    compiling the kernels.
     """
     batch, length, heads, width = shape
     if target == "cpu":
         of_flow = mechanism == "flow" and not is_causal
         too_narrow = of_flow and width < _CPU_FLOW_WIDTH
         return batch * length * heads < _CPU_POSITIONS or too_narrow
-    if target != "gpu" or mechanism != "flow":
-        return False
-    if is_causal:
-        return batch * heads < _FLOW_HEADS
-    return batch * heads * length < _FLOW_POSITIONS
+    if target == "tpu":
+        return True
+    return mechanism == "flow" and batch * heads * length < _FLOW_POSITIONS
 
 
 def _unsuited(
     target: str,
     arrays: tuple[Any, ...],
     widths: tuple[int, int],
-    widest: int,
     chunking: Any,
 ) -> Refusal | None:
     """Why a target's kernels do not support the arrays; None = they do."""
@@ -192,8 +178,8 @@ def _unsuited(
     if len(found) != 1 or not found <= set(_DTYPES[target]):
         wanted = " or ".join(_DTYPES[target])
         return "dtype", f"query, key and value all in {wanted}", f"{sorted(found)}"
-    if max(widths) > widest:
-        wanted = f"widths M and Hv of at most {widest}"
+    if max(widths) > _WIDEST[target]:
+        wanted = f"widths M and Hv of at most {_WIDEST[target]}"
         return "query and value", wanted, f"{widths}"
     if chunking is None:
         return None

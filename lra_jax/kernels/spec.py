@@ -103,14 +103,12 @@ class Spec(Form):
       decay: weight by an exponential of the distance. For this, "absolute" and packed
         documents only a CPU has kernels.
       packed: rows hold several documents, which do not see each other.
-      wide: on a GPU, a head has more columns than a tile.
     """
 
     denominator: str
     eps: float
     decay: bool = False
     packed: bool = False
-    wide: bool = False
 
     @property
     def module(self) -> str:
@@ -118,7 +116,7 @@ class Spec(Form):
         if self.target == "cpu":
             return "cpu.programs"
         if self.target == "gpu":
-            return "hopper.wide" if self.wide else "hopper.programs"
+            return "hopper.programs"
         return "tpu.causal" if self.is_causal else "tpu.product"
 
     def bounded(self, den: jax.Array) -> jax.Array:
@@ -178,20 +176,6 @@ Gradients = tuple[jax.Array, jax.Array, jax.Array] | Inputs
 """The gradients of query, key and value; or an `Inputs` with those of other arrays."""
 
 
-def divisor(x: jax.Array) -> jax.Array:
-    """Replaces 0, which occurs only where the features are zero as well, by 1."""
-    return jnp.where(x == 0, 1.0, x)
-
-
-def running_counts(mask: jax.Array | None, batch: int, length: int) -> jax.Array:
-    """Real positions up to each one, at least 1, `[B, T]`; negative where hidden."""
-    if mask is None:  # A sum of constants would be computed by the compiler, slowly.
-        counts = jnp.arange(1, length + 1, dtype=jnp.float32)
-        return jnp.broadcast_to(counts, (batch, length))
-    counts = jnp.maximum(jnp.cumsum(mask, 1), 1.0)
-    return jnp.where(mask > 0, counts, -counts)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FlowSpec(Form):
     """Flow-Attention, see `lra_jax.attention.flow.flow`.
@@ -202,22 +186,17 @@ class FlowSpec(Form):
         exponentials.
       eps: added to both factors of every inner product.
       extra_eps: added to the product.
-      fitted: blocks are as long as VMEM permits; `block` is only a suggestion.
     """
 
     clip: float | None
     largest: bool
     eps: float
     extra_eps: float
-    fitted: bool
 
     @property
     def module(self) -> str:
         """The module of its kernels, below `lra_jax.kernels`."""
-        if self.target == "cpu":
-            return "cpu.flow"
-        folder = "tpu" if self.target == "tpu" else "hopper"
-        return f"{folder}.flow_causal" if self.is_causal else f"{folder}.flow"
+        return "cpu.flow"
 
 
 @dataclass(frozen=True, kw_only=True)

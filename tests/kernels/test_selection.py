@@ -68,11 +68,8 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("the same length", inputs(0, length=9), is_causal=True)
     monkeypatch.setenv(kernels.INTERPRET, "gpu")
     refused("all in bfloat16, got .'float32'.", arrays)
-    half = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=257)]
-    refused("at most 256, got .257, 257.", half)
-    if name == "cosformer":
-        half = [x[..., :129] for x in half]
-        refused("at most 128, got .129, 129.", half, is_causal=True)
+    half = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=65)]
+    refused("at most 64, got .65, 65.", half)
     half = [x[..., :64] for x in half]
     refused("chunks of 64 positions, got 128", half, chunking=Chunking(128))
 
@@ -91,39 +88,45 @@ def chosen(
 
 
 @pytest.mark.parametrize(
-    ("shape", "is_causal", "takes"),
-    [
-        ((4, 65_536, 8, 64), True, False),
-        ((16, 1_024, 8, 64), True, True),
-        ((4, 4_096, 8, 64), False, False),
-        ((4, 16_384, 8, 64), False, True),
-    ],
+    ("shape", "takes"), [((4, 4_096, 8, 64), False), ((4, 16_384, 8, 64), True)]
 )
 def test_flow_takes_hopper_kernels_where_they_are_faster(
-    shape: tuple, is_causal: bool, takes: bool, monkeypatch: pytest.MonkeyPatch
+    shape: tuple, takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     arrays: Any = [jax.ShapeDtypeStruct(shape, "bfloat16")] * 3
     for mechanism, expected in (("flow", takes), ("linear", True)):
-        more: Any = {"mechanism": mechanism, "is_causal": is_causal}
-        found = kernels.choose("auto", *arrays, **more)
-        assert found == (("gpu", False) if expected else None)
+        more: Any = {"mechanism": mechanism}
+        target = kernels.choose("auto", *arrays, **more)
+        assert target == (("gpu", False) if expected else None)
         assert kernels.choose("pallas", *arrays, **more) == ("gpu", False)
+
+
+@pytest.mark.parametrize("target", ["tpu", "gpu"])
+def test_causal_flow_has_kernels_for_cpus_only(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_own_target", lambda: target)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    arrays: Any = [jax.ShapeDtypeStruct((64, 1_024, 8, 64), "bfloat16")] * 3
+    more: Any = {"mechanism": "flow", "is_causal": True}
+    assert kernels.choose("auto", *arrays, **more) is None
+    with pytest.raises(ValueError, match="its kernels are for CPUs"):
+        kernels.choose("pallas", *arrays, **more)
 
 
 def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        assert chosen(patch, target="tpu", dtype="float32") == ("tpu", False)
-        # An argument that they do not take is no error then.
-        assert chosen(patch, target="tpu", dtype="float16") is None
+        # Nobody has timed a TPU's.
+        assert chosen(patch, target="tpu", dtype="float32") is None
         half = {"target": "gpu", "dtype": "bfloat16"}
         assert chosen(patch, **half, head_dim=64) == ("gpu", False)
+        # An argument that they do not take is no error then.
         assert chosen(patch, target="gpu", dtype="float32", head_dim=64) is None
         # The compiler cannot cut a kernel into parts, but shard_map does.
-        assert chosen(patch, target="tpu", dtype="float32") is not None
         patch.setattr(jax, "device_count", lambda: 2)
-        arrays = inputs(0)
+        arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=64)]
         assert kernels.choose("auto", *arrays) is None
         mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
         found = []
@@ -137,16 +140,13 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
             jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec),
             *arrays,
         )
-        assert found == [("tpu", False)]
+        assert found == [("gpu", False)]
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "widest"), [("linear", 256), ("cosformer", 128), ("flow", 64)]
-)
+@pytest.mark.parametrize("mechanism", ["linear", "cosformer"])
 def test_gpu_kernels_up_to_their_widths(
-    mechanism: Any, widest: int, monkeypatch: pytest.MonkeyPatch
+    mechanism: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On request; wide ones have not been timed, so auto does not take them."""
     monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
     monkeypatch.setattr(jax, "device_count", lambda: 1)
 
@@ -158,26 +158,22 @@ def test_gpu_kernels_up_to_their_widths(
         more = {"mechanism": mechanism, "is_causal": is_causal}
         return kernels.choose(implementation, *arrays, **more)
 
-    for is_causal, most in ((True, widest), (False, 256)):
-        assert chosen("pallas", most, most, is_causal) == ("gpu", False)
-        if mechanism != "flow":  # Of so few positions its kernels would be slower.
-            assert chosen("auto", 64, 64, is_causal) == ("gpu", False)
-        for sizes in ((most + 1, 64), (64, most + 1)):
-            assert chosen("auto", *sizes, is_causal) is None
-            with pytest.raises(ValueError, match=f"at most {most}, got"):
-                chosen("pallas", *sizes, is_causal)
+    for is_causal in (True, False):
+        for implementation in ("auto", "pallas"):
+            assert chosen(implementation, 64, 64, is_causal) == ("gpu", False)
         for sizes in ((65, 64), (64, 65)):
             assert chosen("auto", *sizes, is_causal) is None
+            with pytest.raises(ValueError, match="at most 64, got"):
+                chosen("pallas", *sizes, is_causal)
 
 
 @pytest.mark.parametrize("target", ["tpu", "gpu"])
-@pytest.mark.parametrize("name", ["cosformer", "flow"])
 def test_gradients_inside_shard_map(
-    name: str, target: str, monkeypatch: pytest.MonkeyPatch
+    target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each device runs its own kernel, and the compiler knows that results differ."""
     monkeypatch.setenv(kernels.INTERPRET, target)
-    function = getattr(attention, f"{name}_attention")
+    function = attention.cosformer_attention
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
     arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, 2, 64, 64, 1, 64)]
 
@@ -211,7 +207,6 @@ def lowered(target: str, function: Any, *arrays: Any) -> str:
         ("linear", "tpu", 300, (3, 128, 256, "bfloat16")),
         ("linear", "gpu", 600, (2, 64, 48, "bfloat16")),
         ("cosformer", "gpu", 600, (2, 64, 48, "bfloat16")),
-        ("cosformer", "gpu", 600, (2, 128, 100, "bfloat16")),
     ],
 )
 def test_lowers_without_the_device(
@@ -237,12 +232,10 @@ def test_lowers_without_the_device(
     if target == "tpu":
         assert text.count("tpu_custom_call") == (2 if is_causal else 4)
     else:
-        # Of a wide head, each of the three gradients has a kernel.
-        assert text.count("@mosaic_gpu") == (5 if width <= 64 else 6)
+        assert text.count("@mosaic_gpu") == 5
 
 
-@pytest.mark.parametrize("name", ["cosformer", "flow"])
-def test_lowers_inside_shard_map(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lowers_inside_shard_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_own_target", lambda: "tpu")
     kind = (AxisType.Auto,)
     mesh = AbstractMesh((2,), ("x",), axis_types=kind, abstract_device=TPU)
@@ -250,8 +243,9 @@ def test_lowers_inside_shard_map(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     def slope(*arrays):
         def loss(*arrays):
-            function = getattr(attention, f"{name}_attention")
-            out = function(*arrays, is_causal=True)
+            out = attention.cosformer_attention(
+                *arrays, is_causal=True, implementation="pallas"
+            )
             return out.astype("float32").sum()
 
         return jax.grad(loss, (0, 1, 2))(*arrays)

@@ -155,7 +155,7 @@ def flow_attention(
         is_causal=is_causal,
         packed=rows is not None,
     )
-    if target is not None and kernels.has_flow(target, is_causal):
+    if target is not None and target[0] == "cpu":
         phi = feature_maps.for_kernels(feature_map)
         return kernels.attend_flow(
             target,

@@ -4,7 +4,7 @@ A program is one warpgroup of 128 threads. Tiles are 64 x 64, read by the tensor
 from shared memory, with accumulators in registers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,16 +90,12 @@ class Program:
         body: Callable[..., Any],
         refs: Sequence[tuple[str, Any]],
         carry: Any,
-        panels: Mapping[str, Any] | None = None,
     ) -> Any:
         """Runs ``carry = body(first, tiles, carry)`` over the segment's chunks.
 
         ``first`` is a chunk's first position. ``tiles`` maps the names given with the
         refs to their tiles, which are copied to shared memory while earlier ones are in
-        use: tiles of arrays `[B, T, N, 64]`, lines `[B, N, T]`, masks `[B, T]`, and
-        per-chunk data `[B, N, T / 64, L, 64]`. Of wider arrays `[B, T, N, 64 P]` a tile
-        holds one of the P panels of 64 columns; ``panels`` says which, if not the
-        first.
+        use: tiles of arrays `[B, T, N, 64]`, lines `[B, N, T]`, and masks `[B, T]`.
         """
         batch, head, segment = self.here()
         count = self.spec.block // TILE
@@ -107,19 +103,11 @@ class Program:
         def place(step: Any) -> Any:
             return segment * count + (count - 1 - step if self.backward else step)
 
-        def specs(name: str, ref: Any) -> plgpu.BlockSpec:
-            if len(ref.shape) == 5:
-                tile = ref.dtype == self.dtype
-                return plgpu.BlockSpec(
-                    (None, None, None, *ref.shape[3:]),
-                    lambda i: (batch, head, place(i), 0, 0),
-                    transforms=self._transforms if tile else (),
-                )
+        def specs(ref: Any) -> plgpu.BlockSpec:
             if len(ref.shape) == 4:
-                panel = 0 if panels is None else panels.get(name, 0)
                 return plgpu.BlockSpec(
                     (None, TILE, None, TILE),
-                    lambda i: (batch, place(i), head, panel),
+                    lambda i: (batch, place(i), head, 0),
                     transforms=self._transforms,
                 )
             if len(ref.shape) == 3:
@@ -136,7 +124,7 @@ class Program:
         return plgpu.emit_pipeline(
             step,
             grid=(count,),
-            in_specs=[specs(name, ref) for name, ref in refs],
+            in_specs=[specs(ref) for _, ref in refs],
             max_concurrent_steps=2,
             init_carry=carry,
         )(*(ref for _, ref in refs))
@@ -220,20 +208,15 @@ class Program:
         arrays: list[jax.Array],
         outputs: list[jax.ShapeDtypeStruct],
         scratch: list[Any],
-        panels: tuple[int, ...] = (),
     ) -> list[jax.Array]:
-        """Runs ``kernel(*arrays, *outputs, *scratch)`` for every segment and head.
-
-        ``panels`` is a further axis of the grid, the panels that differ by program.
-        """
+        """Runs ``kernel(*arrays, *outputs, *scratch)`` for every segment and head."""
         more = {"interpret": interpreter()} if self.spec.interpret else {}
-        grid = (*self.shape[:2], self.segments, *panels)
         found = plgpu.kernel(
             kernel,
             out_type=outputs,
             scratch_types=scratch,
-            grid=grid,
-            grid_names=tuple("bngp"[: len(grid)]),
+            grid=(*self.shape[:2], self.segments),
+            grid_names=("b", "n", "g"),
             **more,
         )(*arrays)
         return [_varying_like(x, arrays) for x in found]
@@ -289,17 +272,14 @@ def dead(spec: Form) -> float:
     return DEAD.get(spec.feature_map, 0.0)
 
 
-def send(first: Any, pairs: list[tuple[Any, Any]], at: tuple[Any, ...]) -> None:
+def send(first: Any, pairs: list[tuple[Any, Any]], at: tuple[Any, Any]) -> None:
     """Copies staged tiles `[64, 64]` or lines `[64]` to their place in the arrays.
 
-    ``at`` is the sample, the head and, of an array of several panels, the panel.
-    The caller must have waited for earlier copies (`plgpu.wait_smem_to_gmem`), put the
-    values into shared memory and committed them.
+    ``at`` is the sample and the head. The caller must have waited for earlier copies
+    (`plgpu.wait_smem_to_gmem`), put the values into shared memory and committed them.
     """
-    batch, head, *panel = at
-    columns = [pl.ds(x * TILE, TILE) for x in panel]
+    batch, head = at
     rows = pl.ds(first, TILE)
     for staged, ref in pairs:
-        wide = len(ref.shape) == 4
-        place = (batch, rows, head, *columns) if wide else (batch, head, rows)
+        place = (batch, rows, head) if len(ref.shape) == 4 else (batch, head, rows)
         plgpu.copy_smem_to_gmem(staged, ref.at[*place])

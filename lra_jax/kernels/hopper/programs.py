@@ -9,7 +9,7 @@ Without causality the sums over all keys come from the same pass, and the other 
 apply them.
 
 Heads are padded to 64 columns and sequences to whole segments here; the padding has
-zero features. `hopper.wide` is for wider heads.
+zero features.
 """
 
 from typing import Any
@@ -74,7 +74,7 @@ def no_sums(program: LinearProgram) -> list[jax.Array]:
 
 
 def padded(spec: Spec, given: Inputs) -> Inputs:
-    """Inputs with whole segments and panels of 64 columns; the mask as `[B, S]`."""
+    """Inputs with whole segments and 64 columns; the mask as `[B, S]`."""
     query, key = (whole(spec, x, alive=False) for x in (given.query, given.key))
     mask = None if given.mask is None else given.mask[:, 0]
     if mask is not None:
