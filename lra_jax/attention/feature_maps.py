@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lra_jax import kernels
 from lra_jax.attention import inputs, masking
@@ -157,12 +156,6 @@ def products(
 def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """`[..., M]` -> `[..., 2M]`: x times the cosine `[...]`, then x times the sine."""
     return jnp.concatenate([x * cos[..., None], x * sin[..., None]], -1)
-
-
-def hide_future(scores: jax.Array) -> jax.Array:
-    """Zeroes `[B, N, T, T]` where the key comes after the query."""
-    visible = np.tri(scores.shape[-1], dtype=bool)[None, None]
-    return jnp.where(visible, scores, 0)
 
 
 def at_least(x: jax.Array, floor: float) -> jax.Array:

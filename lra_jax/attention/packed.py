@@ -130,14 +130,6 @@ def numbers(documents: Packed | None) -> jax.Array | None:
     return None if documents is None else documents.number
 
 
-def hide_others(scores: jax.Array, documents: Packed | None) -> jax.Array:
-    """Zeroes `[B, N, T, T]` where query and key are in different documents."""
-    if documents is None:
-        return scores
-    label = documents.label
-    return jnp.where(share(label, label), scores, 0)
-
-
 def share(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Which pairs are in one document, `[B, 1, T, S]`, from labels `[B, T]`, `[B, S]`.
 

@@ -201,42 +201,9 @@ def cosformer_attention(
     return _whole(options, features, value, places, chunking).astype(query.dtype)
 
 
-@dense.precise
-def cosformer_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    max_length: MaxLength = None,
-    *,
-    segment_ids: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "relu",
-    reweight: bool = True,
-    grid: inputs.Grid = None,
-    denominator: str = "clamp",
-    eps: float = 1e-6,
-    precision: jax.lax.PrecisionLike = None,
-    **flax: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, S]` that `cosformer_attention` never builds.
-
-    They are float32 or wider; arguments and errors are those of `cosformer_attention`.
-    """
-    inputs.check_keywords(cosformer_weights, flax)
-    inputs.check_inputs(query, key, None, is_causal)
-    _check(reweight, denominator, eps)
-    _check_grid(grid, query, key, is_causal, reweight, segment_ids)
-    max_length = max_length if grid is None else None
-    places = _places(max_length, mask, query, key, segment_ids)
-    dtype, turn = inputs.accumulation_dtype(query, key), _turn(places.lengths)
-    options = _Options(feature_map, dtype, precision, denominator, eps, turn, reweight)
-    features = _features(options, query, key, places, grid)
-    scores = feature_maps.products(*features, precision)
-    if is_causal:
-        scores = feature_maps.hide_future(scores)
-    scores = packed.hide_others(scores, places.rows)
-    sums = _bounded(options, scores.sum(-1, keepdims=True))
-    return feature_maps.over(scores, sums)
+cosformer_weights = dense.weights_of(
+    cosformer_attention, "With ReLU its entries are never negative."
+)
 
 
 def cosformer_prefill(

@@ -196,34 +196,9 @@ def read(
     return out, feature_maps.project(features, sums.total, precision)
 
 
-@dense.precise
-def linear_weights(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None = None,
-    is_causal: bool = False,
-    *,
-    segment_ids: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "elu",
-    eps: float = 1e-6,
-    precision: jax.lax.PrecisionLike = None,
-    **flax: Any,
-) -> jax.Array:
-    """Returns the weights `[B, N, T, S]` that `linear_attention` never builds.
-
-    They are float32 or wider; arguments and errors are those of `linear_attention`.
-    """
-    inputs.check_keywords(linear_weights, flax)
-    inputs.check_inputs(query, key, None, is_causal)
-    inputs.check_eps(eps)
-    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
-    dtype = inputs.accumulation_dtype(query, key)
-    features = feature_maps.features(query, key, feature_map, dtype, mask)
-    scores = feature_maps.products(*features, precision)
-    if is_causal:
-        scores = feature_maps.hide_future(scores)
-    scores = packed.hide_others(scores, packed.packed(segment_ids, query, key))
-    return feature_maps.over(scores, scores.sum(-1, keepdims=True) + eps)
+linear_weights = dense.weights_of(
+    linear_attention, "Its rows sum to one, but for the eps of the denominator."
+)
 
 
 def linear_prefill(
