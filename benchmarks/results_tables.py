@@ -5,9 +5,9 @@
 The rows come from results/listops/*.json (README.md), results/small/*.json
 (docs/tasks.md), results/learning/*.json and results/parts/*.json (docs/learning.md) and
 results/suites/*.json (docs/suites.md, README.md), which are the unchanged `result.json`
-files of finished runs, and from results/causal.json (docs/performance.md),
-results/listops_heights.json (docs/learning.md) and results/language/mechanisms.json
-(README.md). A test compares the pages with these tables.
+files of finished runs, and from results/causal.json (docs/performance.md) and
+results/language/mechanisms.json (README.md). A test compares the pages with these
+tables.
 """
 
 import json
@@ -101,14 +101,10 @@ def learning_runs() -> str:
     )
     note = (
         f"Measured on one core of {_machines(results)}, with other work on the second "
-        "core. Of the runs pretrained on values, that of 9,000 steps used both cores; "
-        "that of 21,200 steps used both for its last 950 steps, and the hybrid of "
-        "12,000 steps for its last 3,132. The standard error on 2,000 test examples is "
-        "at most 1.1 points, and 0.1 at 99.9 %."
+        "core; the hybrid used both for its last 3,132 steps. The standard error on "
+        "2,000 test examples is at most 1.1 points."
     )
-    tables = [_table(head, lines, note)]
-    tables += [heights(f"listops_heights{part}") for part in ("", "_notes", "_hybrid")]
-    return "\n\n".join(tables)
+    return _table(head, lines, note)
 
 
 CHANGES = {
@@ -173,14 +169,14 @@ def pathfinder_runs() -> str:
     """The markdown table of runs on Pathfinder."""
     results = _read("pathfinder")
     head = (
-        "| attention | level | patches | batch | pretrained on | seed | test accuracy "
+        "| attention | level | patches | batch | seed | test accuracy "
         "| last checkpoint | parameters | steps | steps/s | time |"
     )
     lines = (
         f"| {result['attention']} | {flag(result, 'data.level')} "
         f"| {flag(result, 'model.patch') or '-'} "
         f"| {flag(result, 'train.batch_size')} "
-        f"| {taught(result) or '-'} | {result['seed']} | {_scores(result)} "
+        f"| {result['seed']} | {_scores(result)} "
         f"| {result['parameters']:,} | {_pace(result)} |"
         for result in results
     )
@@ -201,35 +197,8 @@ def mixers(result: dict[str, Any]) -> str:
 
 
 def taught(result: dict[str, Any]) -> str:
-    """The target of a run's pretraining; empty without one."""
-    if not flag(result, "pretrain.steps"):
-        return ""
-    return flag(result, "pretrain.target").replace("_", " ") or "masked tokens"
-
-
-def heights(name: str) -> str:
-    """The markdown table of a result of `benchmarks/listops_heights.py`."""
-    report = json.loads((ROOT / "results" / f"{name}.json").read_text())
-    columns = ("opening", "closing", "MIN", "MAX", "MED", "SM", "operator alone")
-    head = f"| height | operators | {' | '.join(columns)} |"
-    lines = (
-        f"| {row['height']} | {row['operators']:,} | "
-        f"{' | '.join(f'{row[name]:.1f} %' for name in columns)} |"
-        for row in report["rows"]
-    )
-    blocks = f"{report['num_layers']} blocks"
-    if report.get("readings", 1) > 1:
-        blocks += f" and {report['readings']} readings"
-    note = (
-        "Share of values predicted correctly at opening and at closing brackets, at "
-        "the closing brackets of each kind of operator, and by a reader of the "
-        "operator alone. "
-        f"`{report['command']}`, {' / '.join(report['attention'].split(','))} of "
-        f"{blocks} "
-        f"after {report['step']:,} steps, {report['examples']} validation examples, "
-        f"on {_machines([report])}."
-    )
-    return _table(head, lines, note)
+    """What a run was pretrained on; empty for labels alone."""
+    return "masked tokens" if flag(result, "pretrain.steps") else ""
 
 
 def small_runs() -> str:
