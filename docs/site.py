@@ -19,7 +19,13 @@ REPOSITORY = "https://github.com/lra-jax/lra_jax"
 
 REFERENCE = {
     "models": (
-        *("models.config", "models.attention", "models.encoder", "models.pooling"),
+        *(
+            "models.settings",
+            "models.config",
+            "models.attention",
+            "models.encoder",
+            "models.pooling",
+        ),
         *("models.classifier", "models.matching", "models.tokens"),
         *("models.language", "models.generation", "models.decoding"),
         *("models.stream", "models.short_conv"),

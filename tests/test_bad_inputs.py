@@ -175,34 +175,33 @@ train --train.length_warmup=128 ~ --train.length_warmup: expected LENGTH:FRACTIO
 train --train.length_warmup=128:2 ~ got '128:2'
 train --train.length_warmup=a:b ~ got 'a:b'
 train --task=image --train.length_warmup=128:0.5 ~ expected nothing for images
-train --model.num_heads=3 ~ --model.num_heads: expected a divisor of
+train --model.num_heads=3 ~ --model: num_heads: expected a divisor of
 train --model.num_heads=0 ~ --model.num_heads: expected a positive int
 train --model.num_layers=1001 ~ --model.num_layers: expected 1 to 1000, got 1001
 train --model.embed_dim=2147483646 ~ --model.num_layers, --model.embed_dim and
 train --preset=compact --model.max_length=2147483647 ~ the memory
 train --model.max_length=10 ~ --data.max_length: expected at most
 train --task=image --model.max_length=10 ~ --model.max_length: expected 1024
-train --model.positions=sinusoidal --model.embed_dim=15 ~ --model.embed_dim: expected
+train --model.positions=sinusoidal --model.embed_dim=15 ~ --model: embed_dim: expected
 train --model.pooling=first --model.is_causal=True ~ --model.pooling: expected another
 train --model.positions=learned_2d ~ --model.positions: expected another value
-train --model.positions=rotary --attention=fnet ~ --model.positions=rotary: expected
+train --model.positions=rotary --attention=fnet ~ --model: rotary: expected
 train --model.inputs=linear ~ --model.inputs: expected another value
-train --model.mlp_options=keys=3 ~ --model.mlp_options: expected none
-train --model.mlp=product_key --model.mlp_options=keys=0 ~ --model.mlp_options: keys:
-train --model.mlp=product_key --model.mlp_options=key=3 ~ --model.mlp_options: option
+train --model.mlp=product_key --model.mlp_options=keys=0 ~ --model: mlp_options: keys:
+train --model.mlp=product_key --model.mlp_options=key=3 ~ --model: mlp_options: option
 train --model.mlp=product_key --model.mlp_options=keys ~ --model.mlp_options: expected
 train --model.mlp=product_key --model.mlp_options=keys=4,top=5 ~ top: expected at most
-train --model.hybrid=hgrn ~ --model.hybrid: expected mechanisms with 'cosformer' among
+train --model.hybrid=hgrn ~ --model: hybrid: expected mechanisms with 'cosformer'
 train --model.hybrid=hgrn, ~ --model.hybrid: expected one of
 train --model.hybrid=hgnr,cosformer ~ did you mean 'hgrn'?
 train --model.hybrid=os:system,cosformer ~ got 'os:system'
-train --model.hybrid=flow,hgrn,cosformer ~ --model.hybrid: expected at most one for each
-train --model.hybrid=luna,cosformer ~ --model.hybrid: expected mechanisms that pass no
+train --model.hybrid=flow,hgrn,cosformer ~ --model: hybrid: expected at most one
+train --model.hybrid=luna,cosformer ~ --model: hybrid: expected mechanisms that pass no
 train --model.hybrid=nystrom,cosformer --data.packing=True ~ --model.hybrid: expected
 train --model.attention_options=clip ~ expected name=value,..., got 'clip'
 train --model.attention_options==3 ~ got '=3'
 train --model.attention_options=eps=1,eps=2 ~ expected each option once, got 'eps' twice
-train --model.attention_options=clip=1 ~ --model.attention_options: option of
+train --model.attention_options=clip=1 ~ --model: option of
 train --model.attention_options=ep=1 ~ did you mean 'eps'?
 train --model.attention_options=foo=1 ~ eps, feature_map, grid, reweight, got 'foo'
 train --model.attention_options=eps=1/2/3 ~ the 2 blocks, got 3
@@ -479,7 +478,7 @@ EDITS: tuple[tuple[str, Any, str], ...] = (
     ("train", None, "config: expected the fields"),
     ("train", [], "config: expected the fields"),
     ("model", "small", "config: expected the fields"),
-    ("model.num_heads", 3, "--model.num_heads: expected a divisor of"),
+    ("model.num_heads", 3, "--model: num_heads: expected a divisor of"),
     ("model.num_heads", "2", "--model.num_heads: expected an int, got '2'"),
     ("model.num_layers", 10**6, "--model.num_layers: expected 1 to 1000"),
     ("model.dropout", 2, "--model.dropout: expected a number in [0, 1)"),

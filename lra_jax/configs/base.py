@@ -34,11 +34,10 @@ from lra_jax.errors import (
     positive,
     reason,
 )
+from lra_jax.models.settings import EncoderSettings, Interaction, Padding, Pooling
 
 # More than any machine has cores, so that a typo does not start a million.
 _MOST_PROCESSES = 4096
-# The most that anybody has trained: DeepNet, arXiv:2203.00555.
-Depth = Annotated[int, Range("1 to 1000", 1, 1000)]
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
 BestBy = Literal["accuracy", "loss"]
@@ -143,85 +142,20 @@ class PretrainConfig:
         return "pretrain" if step < self.steps else "train"
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """The encoder and its classification head."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(EncoderSettings):
+    """The encoder and its classification head.
 
-    num_layers: Depth = 2
-    """Encoder blocks."""
-    embed_dim: Size = 64
-    """Model width D."""
-    num_heads: Size = 2
-    """Attention heads N."""
+    Tuples and options of the encoder are text here.
+    """
+
     qkv_dim: Size = 64
     """Total width of all heads, N * H."""
-    mlp_dim: Size = 128
-    """Hidden width of the MLP and of the classification head."""
-    mlp: Literal["auto", "dense", "glu", "product_key", "none"] = "auto"
-    """dense: an MLP in each block. glu: a gated MLP. product_key: a sparse memory.
-    none: attention only. auto: dense, or a second unit of the mechanism if that also
-    does the MLP's work (gau, flash)."""
     mlp_options: str = ""
     """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`."""
-    max_length: Size = 2000
-    """Longest sequence, in tokens: size of learned tables and cosFormer's M."""
-    pooling: Literal[
-        "mean", "cls", "first", "last", "attention", "ends", "attention+ends"
-    ] = "mean"
-    """mean: average over the real tokens. cls: a learned vector in front of them.
-    first: the first token's row, as in LRA's encoder of pairs. last: the last real
-    token's. attention: four averages with learned weights. ends: first and last."""
-    inputs: Literal["embedding", "linear"] = "embedding"
-    """embedding: a learned row for each token id or pixel value. linear: a projection
-    of the pixel's value in [0, 1]; for images."""
-    patch: Size = 1
-    """Image tasks, with inputs=linear: side of the square patches of pixels that make
-    one position each; 1 = every pixel is a position."""
     cutoffs: str = ""
     """Adaptive inputs and softmax: token ids at which clusters of rarer words begin, as
     in `20000,60000`; for language models with a vocabulary sorted by frequency."""
-    positions: Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"] = (
-        "learned"
-    )
-    """learned, sinusoidal: added to the inputs. learned_2d: one vector for the row plus
-    one for the column; for images. rotary: queries and keys are rotated instead."""
-    padding: Literal["lengths", "zeros"] = "lengths"
-    """lengths: exact. zeros: LRA's rule that every token with id 0 is padding, so that
-    black pixels vanish; for comparison with LRA's code."""
-    interaction: Literal["concat", "nli"] = "nli"
-    """How the head combines a pair a, b: [a, b], or [a, b, a * b, a - b]."""
-    activation: Literal["gelu", "relu"] = "gelu"
-    """Of a dense MLP."""
-    norm: Literal["layer", "instance", "batch"] = "layer"
-    """Normalisation in the encoder. layer: each position alone. instance: each column
-    over the sequence, for images that are mostly background; not with mean pooling.
-    batch: each column over the batch; running means in evaluation."""
-    post_norm: bool = False
-    """Normalise after each sum, norm(x + f(x)), instead of before attention and MLP."""
-    embed_std: Positive = 0.02
-    """Initial standard deviation of the token embeddings."""
-    scale_embeddings: bool = False
-    """Multiply the token embeddings by the root of embed_dim before positions are
-    added."""
-    dropout: Rate = 0.1
-    """Dropout on embeddings, on attention outputs and in the MLP."""
-    input_dropout: Rate | None = None
-    """The rate on embeddings; None = that of dropout."""
-    mlp_dropout: Rate | None = None
-    """The rate after the activation of the MLP; None = that of dropout."""
-    qkv_bias: bool = True
-    """Biases in the query, key, value and output projections."""
-    short_conv: Count = 0
-    """Size of a depthwise convolution on queries, keys and values; 0 = none."""
-    conv_grid: bool = False
-    """Image tasks: the convolution is over squares of `short_conv` pixels a side."""
-    gate: bool = False
-    """Normalise each head of the attention output and gate it; mechanisms that have an
-    output gate keep their own."""
-    local_values: bool = False
-    """Add the values to the attention output: a path for local detail."""
-    is_causal: bool = False
-    """Let each position see only itself and those before it: a decoder."""
     hybrid: str = ""
     """Mechanisms that the blocks take in turn, `--attention` among them, as in
     `hgrn,cosformer`; the others have their default options. By default, `--attention`
@@ -229,6 +163,15 @@ class ModelConfig:
     attention_options: str = ""
     """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
     `features=256/128` sets a different value for each block."""
+    pooling: Pooling = "mean"
+    """mean: average over the real tokens. cls: a learned vector in front of them.
+    first: the first token's row, as in LRA's encoder of pairs. last: the last real
+    token's. attention: four averages with learned weights. ends: first and last."""
+    padding: Padding = "lengths"
+    """lengths: exact. zeros: LRA's rule that every token with id 0 is padding, so that
+    black pixels vanish; for comparison with LRA's code."""
+    interaction: Interaction = "nli"
+    """How the head combines a pair a, b: [a, b], or [a, b, a * b, a - b]."""
 
     def __post_init__(self) -> None:
         if isinstance(self.hybrid, str):  # Other types are refused with the rest.

@@ -6,23 +6,19 @@ A module takes it as ``config=...``, or takes its fields as keywords and builds 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flax import nnx
 
 from lra_jax.attention import own, registry
-from lra_jax.attention.inputs import Grid, check_flag, check_sides, check_size
-from lra_jax.errors import a_thing, check_types, did_you_mean, expected, within
-from lra_jax.models.layers import check_dropout, check_even
+from lra_jax.attention.inputs import Grid, check_sides, check_size
+from lra_jax.errors import Size, a_thing, check_types, did_you_mean, expected, within
+from lra_jax.models.layers import check_even
 from lra_jax.models.options import named, split_options
 from lra_jax.models.product_keys import memory_sizes
+from lra_jax.models.settings import EncoderSettings, LayerSettings
 
-Inputs = Literal["embedding", "linear"]
-Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
-Norm = Literal["layer", "instance", "batch"]
-Activation = Literal["gelu", "relu"]
-MlpKind = Literal["auto", "dense", "glu", "product_key", "none"]
 Options = Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 Config = TypeVar("Config", "AttentionConfig", "EncoderConfig")
 
@@ -36,7 +32,7 @@ class Widths(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
+class AttentionConfig(LayerSettings):
     """The settings of a `MultiHeadAttention`.
 
     Attributes:
@@ -105,16 +101,12 @@ class AttentionConfig:
     mechanism: Any = "cosformer"
     max_length: int | None = None
     options: Options = ()
-    is_causal: bool = False
     own_parameters: bool = True
     takes_memory: bool = False
     gives_memory: bool = False
     rotary: bool = False
     use_bias: bool = True
-    short_conv: int = 0
     conv_grid: Grid = None
-    gate: bool = False
-    local_values: bool = False
     layer: int = 0
     num_layers: int = 1
     dtype: Any = None
@@ -126,9 +118,7 @@ class AttentionConfig:
             self,
             *("num_heads", "in_features", "qkv_features", "out_features", "max_length"),
         )
-        check_size("short_conv", self.short_conv, 0)
-        for name in ("gate", "local_values"):
-            check_flag(name, getattr(self, name))
+        check_types(self)
         width = self.qkv_features or self.in_features
         if width % self.num_heads:
             wanted = f"a divisor of qkv_features={width}"
@@ -281,64 +271,34 @@ class AttentionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """The settings of a `TransformerEncoder`.
+class EncoderConfig(EncoderSettings):
+    """The settings of a `TransformerEncoder`: those of `EncoderSettings`, and these.
 
     Attributes:
-      num_layers, embed_dim, num_heads, mlp_dim: sizes of the blocks. A mechanism that
-        also does the MLP's work, such as a gated attention unit, replaces it.
       qkv_features: width of all heads together; None = ``embed_dim``.
       num_kv_heads: see `AttentionConfig`.
-      mlp: the second part of a block, after attention: "dense", an MLP of ``mlp_dim``;
-        "glu", a gated one; "product_key", a memory (`lra_jax.models.product_keys`);
-        "auto", an MLP, or a second attention layer if the mechanism also does the MLP's
-        work; "none", nothing.
-      mlp_options: sizes of the memory, as in ``{"keys": 32}``.
-      max_length: longest sequence of tokens.
-      mechanism: see `AttentionConfig`.
+      mlp_options: sizes of the memory for ``mlp="product_key"``, as in ``{"keys": 32}``
+        (`lra_jax.models.product_keys`).
+      mechanism: see `AttentionConfig`. One that also does the MLP's work, such as a
+        gated attention unit, replaces it.
       options: those of `AttentionConfig`, for every block; a tuple holds one value per
         block, as in ``{"features": (256, 128)}``. With ``{"sharing": "layerwise"}`` all
         blocks use the first one's arrays of the mechanism (Linformer).
       hybrid: mechanisms that the blocks take in turn, ``mechanism`` among them, as in
         ``("hgrn", "cosformer")``; () = ``mechanism`` in every block. ``options`` are
         only for ``mechanism``.
-      is_causal: each position attends to itself and those before it: a decoder.
       reconstructs: a learned vector, initially zero, can replace tokens, which a linear
         head of the classifiers then reconstructs.
       cls_token: put a learned vector, initially zero, before the tokens.
-      inputs: "embedding", a row for each token id, or "linear", a projection of the
-        pixel's value; see ``lra_jax.models.inputs``.
-      patch: side P of the square patches into which images of the ``grid`` are cut
-        (`lra_jax.models.patches`); 1 = every pixel is a position. More needs inputs
-        "linear", which then projects all pixels of a patch together.
       cutoffs: token ids, increasing, at which clusters of rarer tokens begin, with
         narrower embeddings (`lra_jax.models.adaptive`); none = the same width for all.
-      positions: "learned", "sinusoidal", "learned_2d", "rotary" or "none"; see
-        ``lra_jax.models.inputs``.
-      grid: rows and columns of an image, for "learned_2d", for ``conv_grid`` and for a
-        mechanism's option ``{"grid": True}``, which means this grid, in patches.
-      embed_std: initial standard deviation of the token embeddings. With learned
-        positions, 0.02 gives both the same scale; 1 is the LRA code's. Of no effect on
-        inputs "linear"; with ``cutoffs``, whose tables have scales of their own, it
-        must be the default.
-      scale_embeddings: multiply the token embeddings by the root of ``embed_dim``
-        before positions are added, as fairseq does; not with inputs "linear".
-      activation: of a dense MLP, "gelu" or "relu".
-      norm: before attention and MLP, and after the last block: "layer", of each
-        position alone, "instance", of each column over the sequence
-        (`lra_jax.models.instance_norm`), or "batch", of each column over the batch
-        (`lra_jax.models.batch_norm`).
-      post_norm: normalise the sums of blocks and branches instead, ``norm(x + f(x))``,
-        as in "Attention Is All You Need".
-      dropout: rate on the embeddings and in the blocks.
-      input_dropout, mlp_dropout: the rate on the embeddings, and after the activation
-        of an MLP or in the memory; None = ``dropout``.
+        Their tables have scales of their own, whatever ``embed_std`` is.
+      grid: rows and columns of an image, for positions "learned_2d", for ``conv_grid``,
+        for ``patch`` and for a mechanism's option ``{"grid": True}``, which means this
+        grid, in patches.
       remat: keep only each block's input for the backward pass, and recompute the rest:
         less memory for about a third more arithmetic, with the same results. Not with
         norm "batch".
-      qkv_bias: biases in the attention's projections.
-      short_conv, gate, local_values: see `AttentionConfig`.
-      conv_grid: ``short_conv`` is over squares of pixels, or patches, of the grid.
       dtype: dtype of the computation; parameters are float32.
 
     Raises:
@@ -347,40 +307,17 @@ class EncoderConfig:
         mixed because they pass something on, or any error of `AttentionConfig`.
     """
 
-    num_layers: int = 2
-    embed_dim: int = 64
-    num_heads: int = 2
-    qkv_features: int | None = None
-    num_kv_heads: int | None = None
-    mlp_dim: int = 128
-    mlp: MlpKind = "auto"
+    qkv_features: Size | None = None
+    num_kv_heads: Size | None = None
     mlp_options: Options = ()
-    max_length: int = 2000
     mechanism: str | Callable[..., Any] | registry.Mechanism = "cosformer"
     options: Options = ()
     hybrid: tuple[str | Callable[..., Any] | registry.Mechanism, ...] = ()
-    is_causal: bool = False
     reconstructs: bool = False
     cls_token: bool = False
-    inputs: Inputs = "embedding"
-    patch: int = 1
     cutoffs: tuple[int, ...] = ()
-    positions: Positions = "learned"
     grid: Grid = None
-    embed_std: float = 0.02
-    scale_embeddings: bool = False
-    activation: Activation = "gelu"
-    norm: Norm = "layer"
-    post_norm: bool = False
-    dropout: float = 0.1
-    input_dropout: float | None = None
-    mlp_dropout: float | None = None
     remat: bool = False
-    qkv_bias: bool = True
-    short_conv: int = 0
-    conv_grid: bool = False
-    gate: bool = False
-    local_values: bool = False
     dtype: Any = None
 
     def __post_init__(self):
@@ -393,20 +330,13 @@ class EncoderConfig:
             _keep(self, **{name: tuple(given)})
         if isinstance(self.grid, list):
             _keep(self, grid=tuple(self.grid))
-        _check_sizes(self, "num_layers", "embed_dim", "mlp_dim", "max_length", "patch")
+        _take_integers(self)
         check_types(self)
-        check_dropout(self.dropout)
-        for name in ("input_dropout", "mlp_dropout"):
-            if getattr(self, name) is not None:
-                check_dropout(getattr(self, name), name)
         if self.mlp == "product_key":
             try:
                 memory_sizes(dict(self.mlp_options or ()))
             except ValueError as error:
                 raise within("mlp_options", error) from error
-        elif self.mlp_options:
-            got = ", ".join(dict(self.mlp_options))
-            raise expected("mlp_options", f"none for mlp={self.mlp!r}", got)
         if self.positions == "sinusoidal":
             check_even("embed_dim", self.embed_dim, "width for sinusoidal positions")
         if self.is_causal and self.cls_token:
@@ -426,27 +356,8 @@ class EncoderConfig:
         if self.patch > 1:
             self._check_patch()
         self._check_cutoffs()
-        if self.scale_embeddings and self.inputs == "linear":
-            wanted = "False with inputs='linear', which has no embeddings"
-            raise expected("scale_embeddings", wanted, True)
         if self.hybrid:
             self._check_hybrid()
-        for index in range(self.num_layers):
-            self.attention(index)
-        self._check_mlp()
-
-    def _check_mlp(self) -> None:
-        """Refuses settings of an MLP that no block has."""
-        kinds = {self.mlp_kind(index) for index in range(self.num_layers)}
-        cause = f"mlp={self.mlp!r}"
-        if self.mlp == "auto":
-            cause = f"{registry.resolve(self.mechanism).name!r}"
-        if self.activation != "gelu" and "dense" not in kinds:
-            wanted = f"'gelu' with {cause}, without a dense MLP"
-            raise expected("activation", wanted, f"{self.activation!r}")
-        if self.mlp_dropout is not None and kinds <= {"none", "attention"}:
-            wanted = f"None with {cause}, without an MLP"
-            raise expected("mlp_dropout", wanted, self.mlp_dropout)
 
     def mlp_kind(self, index: int) -> str:
         """The second part of a block, counted from 0: `mlp`, where "auto" is "dense" or
@@ -473,14 +384,8 @@ class EncoderConfig:
         if self.shares_parameters:
             wanted = "another value with hybrid, whose blocks have arrays of their own"
             raise expected("sharing", wanted, "'layerwise'")
-        for index, one in enumerate(mechanisms):
-            try:
-                carries = self.attention(index).carries_memory
-            except ValueError as error:
-                if one == main:
-                    raise
-                raise within("hybrid", error) from error
-            if carries:
+        for one in mechanisms:
+            if one.memory is not None and not self.is_causal:
                 wanted = "mechanisms that pass no memory to the next block"
                 raise expected("hybrid", wanted, f"{one.name!r}")
 
@@ -488,13 +393,6 @@ class EncoderConfig:
         ids = [c for c in self.cutoffs if isinstance(c, int | np.integer) and c > 0]
         if list(self.cutoffs) != sorted(set(ids)):
             raise expected("cutoffs", "increasing positive ids", self.cutoffs)
-        if self.cutoffs and self.inputs == "linear":
-            wanted = "none with inputs='linear', which has no embeddings"
-            raise expected("cutoffs", wanted, self.cutoffs)
-        default = EncoderConfig.embed_std
-        if self.cutoffs and self.embed_std != default:
-            wanted = f"{default} with cutoffs, whose tables have scales of their own"
-            raise expected("embed_std", wanted, self.embed_std)
 
     def _check_patch(self) -> None:
         if self.grid is None:
@@ -547,9 +445,29 @@ class EncoderConfig:
         """Whether all blocks compute with the first one's arrays of the mechanism."""
         return any(one.get("sharing") == "layerwise" for one in self.block_options)
 
+    @functools.cached_property
+    def layers(self) -> tuple[AttentionConfig, ...]:
+        """The attention settings of each block.
+
+        Raises:
+          ValueError: see `AttentionConfig`; that of a hybrid's other mechanism says so.
+        """
+        return tuple(map(self.attention, range(self.num_layers)))
+
     def attention(self, index: int) -> AttentionConfig:
         """The attention settings of a block, counted from 0."""
+        try:
+            return self._attention(index)
+        except ValueError as error:
+            main, one = self.mechanism, self.block_mechanism(index)
+            if registry.resolve(one) == registry.resolve(main, "mechanism"):
+                raise
+            raise within("hybrid", error) from error
+
+    def _attention(self, index: int) -> AttentionConfig:
+        alike = dataclasses.fields(LayerSettings)
         return AttentionConfig(
+            **{field.name: getattr(self, field.name) for field in alike},
             num_heads=self.num_heads,
             in_features=self.embed_dim,
             qkv_features=self.qkv_features,
@@ -557,16 +475,12 @@ class EncoderConfig:
             mechanism=self.block_mechanism(index),
             max_length=self.length,
             options=self._options(index),
-            is_causal=self.is_causal,
             own_parameters=index == 0 or not self.shares_parameters,
             takes_memory=index > 0,
             gives_memory=index < self.num_layers - 1,
             rotary=self.positions == "rotary",
             use_bias=self.qkv_bias,
-            short_conv=self.short_conv,
             conv_grid=self.patch_grid if self.conv_grid else None,
-            gate=self.gate,
-            local_values=self.local_values,
             layer=index,
             num_layers=self.num_layers,
             dtype=self.dtype,
@@ -652,6 +566,14 @@ def _keep(config: Any, **values: Any) -> None:
 def _frozen(options: Options) -> tuple[tuple[str, Any], ...]:
     """A tuple, so that modules with these options are hashable."""
     return tuple(dict(options or ()).items())
+
+
+def _take_integers(config: Any) -> None:
+    """Keeps sizes as ints, whatever integers they are."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, np.integer):
+            _keep(config, **{field.name: int(value)})
 
 
 def _check_sizes(config: Any, *names: str) -> None:

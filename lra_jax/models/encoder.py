@@ -13,7 +13,7 @@ from lra_jax.attention.masking import checked
 from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import BatchNorm
-from lra_jax.models.config import EncoderConfig, Norm, configured
+from lra_jax.models.config import EncoderConfig, configured
 from lra_jax.models.inputs import (
     embed_inputs,
     make_inputs,
@@ -27,6 +27,7 @@ from lra_jax.models.mlp import Mlp
 from lra_jax.models.patches import any_real
 from lra_jax.models.product_keys import ProductKeyMemory
 from lra_jax.models.remat import recomputed
+from lra_jax.models.settings import Norm
 
 _NORMS = {"layer": LayerNorm, "instance": InstanceNorm, "batch": BatchNorm}
 

@@ -1,6 +1,6 @@
 """Classification of pairs: whether one document cites the other, for example."""
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,7 @@ from lra_jax.errors import expected, known
 from lra_jax.models.inputs import check_lengths
 from lra_jax.models.layers import Dense
 from lra_jax.models.pooling import PooledEncoder
-
-Interaction = Literal["concat", "nli"]
+from lra_jax.models.settings import Interaction
 
 
 class MatchingClassifier(PooledEncoder):

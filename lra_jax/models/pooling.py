@@ -12,7 +12,7 @@ How padding is determined:
            gets the mean of all values.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,7 @@ from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import known_values, length_mask
 from lra_jax.models.layers import Dense, rows_at
 from lra_jax.models.patches import any_real
-
-Pooling = Literal["mean", "cls", "first", "last", "attention", "ends", "attention+ends"]
-Padding = Literal["lengths", "zeros"]
+from lra_jax.models.settings import Padding, Pooling
 
 # For attention pooling.
 _QUERIES = 4

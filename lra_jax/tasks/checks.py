@@ -32,7 +32,7 @@ from lra_jax.errors import (
 from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
 from lra_jax.models.pooling import is_blind, why_constant
 from lra_jax.tasks.device_memory import check_memory
-from lra_jax.tasks.encoder import FLAGS, encoder_config
+from lra_jax.tasks.encoder import encoder_config
 from lra_jax.tasks.probes import check_heeds
 from lra_jax.tasks.task import Task
 
@@ -108,7 +108,7 @@ def check_on_devices(config: Config, task: Task) -> None:
         check_memory(config.train, encoder, length)
     except ValueError as error:
         if str(error).partition(": ")[0] in dict(encoder.options or ()):
-            raise within(FLAGS["options"], error) from error
+            raise within("--model.attention_options", error) from error
         raise
     traced = []
     packs = task.packs_rows or config.data.packing
@@ -154,7 +154,7 @@ def _trace(attention: str, config: AttentionConfig, length: int, padded: bool) -
             raise _broken(attention, error) from error
         given = argument in dict(config.options or ())
         flag = "--model.hybrid" if of_hybrid else "--attention"
-        flag = FLAGS["options"] if given else flag
+        flag = "--model.attention_options" if given else flag
         if argument == "attention":
             raise renamed(error, flag) from error
         raise within(flag, error) from error

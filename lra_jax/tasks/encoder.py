@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from lra_jax.attention import registry
 from lra_jax.attention.sharded.sequence import sequence_parallel
-from lra_jax.configs import Config, ModelConfig
+from lra_jax.configs import Config
 from lra_jax.errors import expected, known, renamed, within
 from lra_jax.models import EncoderConfig
+from lra_jax.models.settings import EncoderSettings
 
 
 def encoder_config(
@@ -19,26 +20,16 @@ def encoder_config(
     """The encoder of a run, for images of this shape if the task has any.
 
     Raises:
-      ValueError: as raised by `EncoderConfig`, naming the flag instead of its field.
+      ValueError: see `EncoderConfig`.
     """
-    try:
-        return _encoder_config(config, image_shape)
-    except ValueError as error:
-        name = str(error).partition(":")[0]
-        if name.startswith("--"):
-            raise
-        if name not in FLAGS:  # An option of the mechanism.
-            raise within("--model.attention_options", error) from error
-        words = str(error).replace("qkv_features", FLAGS["qkv_features"])
-        raise renamed(ValueError(words), FLAGS[name]) from error
-
-
-def _encoder_config(
-    config: Config, image_shape: tuple[int, int] | None
-) -> EncoderConfig:
     model = config.model
     split = config.train.seq_devices > 1
-    mechanism = sequence_parallel(config.attention) if split else config.attention
+    mechanism: Any = config.attention
+    try:
+        registry.resolve(mechanism)
+        mechanism = sequence_parallel(mechanism) if split else mechanism
+    except ValueError as error:
+        raise renamed(error, "--attention") from error
     others = {
         "qkv_features": model.qkv_dim,
         "mlp_options": parse_options(model.mlp_options, "--model.mlp_options"),
@@ -55,24 +46,16 @@ def _encoder_config(
         "remat": config.train.remat,
         "dtype": jnp.dtype(config.train.dtype),
     }
-    return EncoderConfig(**{name: getattr(model, name) for name in _SAME} | others)
-
-
-_SAME = [
-    field.name
-    for field in dataclasses.fields(EncoderConfig)
-    if hasattr(ModelConfig, field.name)
-]
-"""The settings that a run's model and its encoder both have, perhaps in two forms."""
-FLAGS = {name: f"--model.{name}" for name in _SAME} | {
-    "attention": "--attention",
-    "mechanism": "--attention",
-    "options": "--model.attention_options",
-    "cls_token": "--model.pooling=cls",
-    "qkv_features": "--model.qkv_dim",
-    "rotary": "--model.positions=rotary",
-    "remat": "--train.remat",
-}
+    alike = {
+        field.name: getattr(model, field.name)
+        for field in dataclasses.fields(EncoderSettings)
+    }
+    try:
+        encoder = EncoderConfig(**alike, **others)
+        _ = encoder.layers  # Made here, so that what is wrong with one is said here.
+    except ValueError as error:
+        raise within("--model", error) from error
+    return encoder
 
 
 def _is_main(name: str, config: Config) -> bool:
@@ -85,11 +68,11 @@ def _is_main(name: str, config: Config) -> bool:
 
 def _other(name: str, split: bool) -> str | registry.Mechanism:
     """A hybrid's other mechanism; only a name, so that no other code is imported."""
-    known("hybrid", name, registry.MECHANISMS)
+    known("--model.hybrid", name, registry.MECHANISMS)
     try:
         return sequence_parallel(name) if split else name
     except ValueError as error:
-        raise renamed(error, "hybrid") from error
+        raise renamed(error, "--model.hybrid") from error
 
 
 def _cutoffs(text: str) -> tuple[int, ...]:
@@ -98,7 +81,7 @@ def _cutoffs(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
         wanted = "token ids, as in 20000,60000"
-        raise expected("cutoffs", wanted, f"{text!r}") from None
+        raise expected("--model.cutoffs", wanted, f"{text!r}") from None
 
 
 def parse_options(text: str, flag: str = "--model.attention_options") -> dict[str, Any]:

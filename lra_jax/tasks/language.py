@@ -19,7 +19,7 @@ from lra_jax.errors import expected, renamed, within
 from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
 from lra_jax.models.saved import arrays_of, read_kind_and_raw
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
-from lra_jax.tasks.encoder import FLAGS, encoder_config
+from lra_jax.tasks.encoder import encoder_config
 
 # As in BERT and RoBERTa: the share of tokens to predict, and how they are masked.
 _ASKED = 0.15
@@ -274,8 +274,7 @@ def _check_same(own: Any, saved: Any) -> None:
         if wanted != got:
             names = [_as_flag(field.name, x) for x in (wanted, got)]
             error = expected(field.name, f"{names[0]}, of the checkpoint", names[1])
-            flag = FLAGS.get(field.name, f"--model.{field.name}")
-            raise renamed(error, flag)
+            raise within("--model", error)
 
 
 def _as_flag(name: str, value: Any) -> str:

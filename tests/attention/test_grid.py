@@ -74,7 +74,7 @@ def test_the_grid_of_a_task(name: str) -> None:
     encoder = encoder_config(config, (32, 32))
     wanted = (("grid", (32, 32)), ("eps", 1e-5))
     assert encoder.attention(0).options == wanted
-    with pytest.raises(ValueError, match=r"--model.attention_options: grid: expected"):
+    with pytest.raises(ValueError, match=r"^--model: grid: expected an image task"):
         encoder_config(config, None)
 
 
@@ -86,6 +86,6 @@ def test_the_grid_of_a_model() -> None:
     for more in ({"cls_token": True}, {"is_causal": True}):
         (name,) = more
         with pytest.raises(ValueError, match=f"{name}: expected False with the option"):
-            models.EncoderConfig(
+            _ = models.EncoderConfig(
                 max_length=8, options={"grid": True}, grid=GRID, **more
-            )
+            ).layers

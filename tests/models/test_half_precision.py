@@ -51,7 +51,7 @@ def assert_gradients_agree(make: Any, loss: Any, *names: str) -> None:
     [
         {"positions": "learned"},
         {"positions": "learned", "short_conv": 3, "gate": True, "mlp": "glu"},
-        {"positions": "none", "norm": "instance", "pooling": "attention"},
+        {"positions": "learned", "norm": "instance", "pooling": "attention"},
         {"positions": "learned", "norm": "batch", "post_norm": True, "pooling": "last"},
     ],
 )

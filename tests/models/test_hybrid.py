@@ -177,7 +177,7 @@ def test_code_in_a_hybrid_is_not_imported_unasked() -> None:
 )
 def test_what_cannot_be_mixed(settings: Any, words: tuple[str, ...]) -> None:
     settings = SIZES | {"mechanism": "cosformer"} | settings
-    assert_rejects(lambda: EncoderConfig(**settings), *words)
+    assert_rejects(lambda: EncoderConfig(**settings).layers, *words)
 
 
 def test_only_softmax_throughout_can_be_the_source_of_others() -> None:

@@ -103,7 +103,6 @@ def test_in_the_place_of_the_mlp(mechanism: str) -> None:
             {"mlp": "product"},
             "mlp: expected one of .* got 'product'; did you mean 'product_key'",
         ),
-        ({"mlp_options": {"keys": 3}}, "expected none for mlp='auto', got keys"),
         ({"mlp": "product_key", "mlp_options": {"key": 3}}, "did you mean 'keys'"),
         ({"mlp": "product_key", "mlp_options": {"keys": 0}}, "keys: expected a pos"),
         ({"mlp": "product_key", "mlp_options": {"top": 65}}, "at most keys=64, got 65"),

@@ -240,8 +240,8 @@ def test_a_model_without_a_stream_is_one_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--attention=linformer"], ["--attention", "causal form"]),
-        (["--attention=helpers:values_only"], ["--attention", "causal form"]),
+        (["--attention=linformer"], ["--model: mechanism", "causal form"]),
+        (["--attention=helpers:values_only"], ["--model: mechanism", "causal form"]),
         (["--model.is_causal=False"], ["--model.is_causal", "True for --task=lm"]),
         (["--data.max_length=5000"], ["--data.max_length", "--model.max_length=4096"]),
         (["--data.path="], ["--data.path", "got ''"]),

@@ -265,15 +265,18 @@ def test_a_review_may_be_cut_within_a_character(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention": "softmax"}, "--attention: expected linear, of the checkpoint"),
-        ({"model": {"mlp_dim": 8}}, "--model.mlp_dim: expected 16, of the checkpoint"),
+        (
+            {"attention": "softmax"},
+            "--model: mechanism: expected linear, of the checkpoint",
+        ),
+        ({"model": {"mlp_dim": 8}}, "--model: mlp_dim: expected 16, of the checkpoint"),
         (
             {"model": {"attention_options": "eps=0.1"}},
-            "--model.attention_options: expected none, of the checkpoint",
+            "--model: options: expected none, of the checkpoint",
         ),
         (
             {"model": {"pooling": "cls"}},
-            "--model.pooling=cls: expected False, of the checkpoint",
+            "--model: cls_token: expected False, of the checkpoint",
         ),
         (
             {"data": {"checkpoint": "nowhere"}},

@@ -129,7 +129,7 @@ def test_official_settings():
         (
             "--task=pathfinder --preset=modern --model.norm=instance "
             "--model.is-causal=True",
-            ["--model.norm: expected 'layer' with is_causal"],
+            ["--model: norm: expected 'layer' with is_causal"],
         ),
         (
             "--task=pathfinder --preset=official --attention=linear "
@@ -138,11 +138,11 @@ def test_official_settings():
         ),
         (
             "--task=pathfinder --preset=modern --model.patch=3",
-            ["--model.patch: expected a divisor of both sides of 32 x 32", "got 3"],
+            ["--model: patch: expected a divisor of both sides of 32 x 32", "got 3"],
         ),
         (
             "--task=pathfinder --preset=compact --model.patch=2",
-            ["--model.patch: expected 1 with inputs='embedding'"],
+            ["--model: patch: expected 1 with inputs='embedding'"],
         ),
         (
             "--task=listops --model.patch=2",
