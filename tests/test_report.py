@@ -607,7 +607,7 @@ def test_other_data_have_a_table_of_their_own(runs):
     assert "90.00" not in first and "90.00" in second.split("## ")[0]
 
 
-TAUGHT = {"pretrain": {"steps": 1000, "target": "values"}}
+TAUGHT = {"pretrain": {"steps": 1000}}
 
 
 @pytest.mark.parametrize(

@@ -30,15 +30,6 @@ def cut(pixels: jax.Array, grid: Sides, patch: int) -> jax.Array:
     return parts.swapaxes(2, 3).reshape(batch, -1, patch**2)
 
 
-def joined(patches: jax.Array, grid: Sides, patch: int) -> jax.Array:
-    """`[B, T / P^2, P^2, D]` back to `[B, T, D]`; see `cut`."""
-    rows, columns = grid
-    batch, width = len(patches), patches.shape[-1]
-    sides = (rows // patch, columns // patch, patch, patch)
-    parts = patches.reshape(batch, *sides, width)
-    return parts.swapaxes(2, 3).reshape(batch, -1, width)
-
-
 def any_real(mask: jax.Array, grid: Sides, patch: int) -> jax.Array:
     """Whether a patch has a real pixel: boolean `[B, T]` to `[B, T / P^2]`."""
     return cut(mask, grid, patch).any(-1)
