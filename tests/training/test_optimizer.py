@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -148,3 +149,28 @@ def test_weight_decay_of_matrices_alone():
             updates, _ = optimizer.update(zeros, optimizer.init(params), params)
         np.testing.assert_allclose(updates["w"], -0.1, rtol=1e-5)
         np.testing.assert_allclose(updates["b"], bias, rtol=1e-5)
+
+
+def test_three_steps_of_adamw_by_hand():
+    """In float64; both moments, their corrections, eps and the decay count."""
+    config = TrainConfig(
+        **{"schedule": "constant", "learning_rate": 0.1, "warmup": 0, "clip_norm": 0.0},
+        **{"adam_b1": 0.7, "adam_b2": 0.95, "adam_eps": 1e-3, "weight_decay": 0.2},
+    )
+    rule = make_optimizer(config)
+    start = np.array([[1.0, -2.0], [0.5, 3.0]])
+    weights, first, second = start, np.zeros_like(start), np.zeros_like(start)
+    params: Any = {"kernel": jnp.asarray(start, jnp.float32)}
+    state = rule.init(params)
+    for count, scale in enumerate((1.0, -0.5, 2.0), 1):
+        slope = scale * np.array([[0.3, -0.1], [0.7, 0.2]])
+        first = 0.7 * first + 0.3 * slope
+        second = 0.95 * second + 0.05 * slope**2
+        ratio = first / (1 - 0.7**count)
+        ratio /= np.sqrt(second / (1 - 0.95**count)) + 1e-3
+        weights = weights - 0.1 * (ratio + 0.2 * weights)
+        slopes = {"kernel": jnp.asarray(slope, jnp.float32)}
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = rule.update(slopes, state, params)
+            params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(params["kernel"], weights, rtol=1e-5)

@@ -359,3 +359,10 @@ def test_one_row_of_a_grid_is_a_sequence() -> None:
     gates = {"log_decay": jnp.full((2, 8, 1), -0.3), "norm": None}
     call = functools.partial(attention.hgrn_attention, q, k, v, **gates)
     assert_close(call(grid=(1, 8)), call())
+
+
+def test_angles_begin_like_those_of_rotary_positions():
+    """One radian per position for the first pair, then falling to 1e-4."""
+    sizes = {"max_length": 8, "num_heads": 4, "head_dim": 2}
+    made = attention.hgrn_parameters(jax.random.key(0), is_complex=True, **sizes)
+    np.testing.assert_allclose(made["angle"], [1.0, 0.1, 0.01, 0.001], rtol=1e-5)
