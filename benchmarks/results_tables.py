@@ -4,10 +4,9 @@
 
 The rows come from results/listops/*.json (README.md), results/small/*.json
 (docs/tasks.md), results/learning/*.json and results/parts/*.json (docs/learning.md) and
-results/suites/*.json (docs/suites.md, README.md), which are the unchanged `result.json`
-files of finished runs, and from results/causal.json (docs/performance.md) and
-results/language/mechanisms.json (README.md). A test compares the pages with these
-tables.
+results/suites/*.json (docs/suites.md), which are the unchanged `result.json` files of
+finished runs, and from results/causal.json (docs/performance.md). A test compares the
+pages with these tables.
 """
 
 import json
@@ -387,66 +386,6 @@ def _one_test(folder: str, name: str, note: str) -> str:
     return _table(head, lines, note.format(machines=_machines(results)))
 
 
-def causal_mechanisms() -> str:
-    """The markdown table of language models, recall and state tracking."""
-    report = json.loads((ROOT / "results/language/mechanisms.json").read_text())
-    runs = _read("suites")
-    tests = ("mqar", "needle", "mad-noisy-recall", "mad-selective-copy")
-    rows = sorted(report["rows"].items(), key=lambda row: row[1]["score"])
-    lines = (
-        f"| {name} | {row['score']:.3f} | "
-        + " | ".join(_suite_score(_best(runs, test, name)) for test in tests)
-        + " |"
-        for name, row in rows
-    )
-    first = next(iter(report["runs"].values()))[0]
-    note = (
-        "*Bits per byte*: a small language model after "
-        f"{first['steps']} steps on the {first['data'].partition(',')[0]}, the mean of "
-        f"two seeds at the best of {_rates_tried(report)} learning rates "
-        "([how](docs/language_models.md#every-causal-mechanism)). The other columns "
-        "are percentages of correct answers with one seed: *recall* of key-value "
-        "pairs; *needle*, one marked token in noise; *noisy recall*, pairs with noise "
-        "between them; and *selective copy*. The parity of bits (0 is chance, 100 is "
-        f"all correct) is learned only by {_learners(runs)} "
-        "([thirteen such tests](docs/suites.md))."
-    )
-    head = (
-        "| mechanism | bits per byte | recall | needle | noisy recall "
-        "| selective copy |"
-    )
-    return _table(head, lines, note)
-
-
-def _rates_tried(report: dict[str, Any]) -> str:
-    """How many learning rates the models of a report were trained with."""
-    models = [name.partition("; rate ")[0] for name in report["runs"]]
-    counts = sorted({models.count(model) for model in models})
-    words = [_WORDS.get(count, str(count)) for count in counts]
-    return words[0] if len(words) == 1 else f"{words[0]} to {words[-1]}"
-
-
-_WORDS = {3: "three", 4: "four", 5: "five", 6: "six"}
-
-
-def _learners(runs: Sequence[dict[str, Any]]) -> str:
-    """The mechanisms that learn parity, with their scores."""
-    found = {named(run): score(run) for run in runs if run["task"] == "parity"}
-    *most, last = (
-        f"`{name}` ({percent:.1f})"
-        for name, percent in sorted(found.items(), key=lambda item: -item[1])
-        if percent > 50
-    )
-    return f"{', '.join(most)} and {last}"
-
-
-def _best(
-    runs: Sequence[dict[str, Any]], test: str, name: str
-) -> dict[str, Any] | None:
-    own = [run for run in runs if (run["task"], named(run)) == (test, name)]
-    return max(own, key=lambda run: run["valid_accuracy_best"], default=None)
-
-
 def _suite_score(result: dict[str, Any] | None) -> str:
     return "-" if result is None else f"{score(result):.1f}"
 
@@ -538,7 +477,6 @@ def causal_forms() -> str:
 
 TABLES = {
     ("README.md", "results"): full_runs,
-    ("README.md", "causal mechanisms"): causal_mechanisms,
     ("docs/tasks.md", "results"): small_runs,
     ("docs/suites.md", "results"): suite_runs,
     ("docs/suites.md", "recall by state"): recall_by_state,
