@@ -1,5 +1,7 @@
 """The report: what it reads, what it computes, and that its page shows all of it."""
 
+import csv
+import io
 import json
 import math
 
@@ -504,6 +506,14 @@ def test_formats_for_other_programs(runs, tmp_path):
     latex = (out / "report.tex").read_text()
     assert latex.count(r"\begin{table}") == 2 and r"$38.00 \pm 2.00$" in latex
     assert r"listops, not the LRA's data settings" in latex
+
+
+@pytest.mark.parametrize("sign", ["=", "+", "-", "@"])
+def test_csv_has_no_formulas(sign):
+    """Numbers stay what they are, negative ones too."""
+    text = exports.to_csv([{"attention": f"{sign}1+1", "test_loss": -1.5, "seeds": 2}])
+    (row,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert row == {"attention": f"'{sign}1+1", "test_loss": "-1.5", "seeds": "2"}
 
 
 @pytest.mark.parametrize("task", ["lm", "mqar"])

@@ -12,6 +12,8 @@ from lra_jax.tasks import get_task
 from lra_jax.training.scores import standard_error
 
 Row = dict[str, Any]
+# What a spreadsheet takes for the start of a formula.
+_OF_FORMULAS = ("=", "+", "-", "@")
 # Of language models.
 _OF_TEXTS = ("bits_per_byte", "perplexity")
 # Characters that are special in LaTeX.
@@ -86,12 +88,20 @@ def _scores_of_texts(group: Group) -> Row:
 
 
 def to_csv(found: Sequence[Row]) -> str:
-    """A table with a header; an empty cell is a number that was not recorded."""
+    """A table with a header; an empty cell is a number that was not recorded.
+
+    Spreadsheets would compute text that begins like a formula, so it gets a quote.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
+    for row in found:
+        writer.writerow({name: _without_formula(cell) for name, cell in row.items()})
     return text.getvalue()
+
+
+def _without_formula(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in _OF_FORMULAS else cell
 
 
 def to_json(found: Sequence[Row]) -> str:
