@@ -9,6 +9,7 @@ pixel looks at others by brightness, and every other effect is the re-weighting.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +38,11 @@ def maps(pixels: np.ndarray) -> dict[str, np.ndarray]:
     inputs = jnp.stack([jnp.asarray(pixels).reshape(-1), jnp.ones(SIZE**2)], -1)
     query, key = ((inputs @ matrix)[None, :, None] for matrix in matrices)
     place = QUERY[0] * SIZE + QUERY[1]
+    weights: Any = attention.cosformer_weights
     return {
-        name: np.asarray(
-            attention.cosformer_weights(query, key, grid=grid)[0, 0, place]
-        ).reshape(SIZE, SIZE)
+        name: np.asarray(weights(query, key, grid=grid)[0, 0, place]).reshape(
+            SIZE, SIZE
+        )
         for name, grid in {"one dimension": None, "grid=(32, 32)": (SIZE, SIZE)}.items()
     }
 
