@@ -126,7 +126,7 @@ def draw(level: str, seed: int, count: int) -> Images:
     """Images of 32 pixels a side."""
     settings = pathfinder_shapes.Settings(32, level)
     batches = list(iterate(settings, seed, count, processes=1))
-    pixels, labels, _ = zip(*batches, strict=True)
+    pixels, labels = zip(*batches, strict=True)
     return Images(np.concatenate(pixels), np.concatenate(labels))
 
 
