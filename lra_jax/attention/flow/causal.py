@@ -179,7 +179,7 @@ def unit_of(
     one, two = (jax.lax.stop_gradient(x).max((1, 2, 3)) for x in features)
     largest = jnp.maximum(one, two)
     largest = largest if axis is None else jax.lax.pmax(largest, axis)
-    # Compared, because ONNX cannot read the exponent from a number's bits.
+    # Compared with powers of two, so that dividing by the unit is exact.
     powers = jnp.asarray(2.0 ** np.arange(_ROOM, _LARGEST), largest.dtype)[None]
     reached = (largest[:, None] >= powers) & jnp.isfinite(largest)[:, None]
     return jnp.where(reached, powers / 2.0 ** (_ROOM - 1), 1).max(-1)
