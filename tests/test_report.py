@@ -1,7 +1,5 @@
 """The report: what it reads, what it computes, and that its page shows all of it."""
 
-import csv
-import io
 import json
 import math
 
@@ -508,14 +506,6 @@ def test_formats_for_other_programs(runs, tmp_path):
     assert r"listops, not the LRA's data settings" in latex
 
 
-@pytest.mark.parametrize("sign", ["=", "+", "-", "@"])
-def test_csv_has_no_formulas(sign):
-    """Numbers stay what they are, negative ones too."""
-    text = exports.to_csv([{"attention": f"{sign}1+1", "test_loss": -1.5, "seeds": 2}])
-    (row,) = csv.DictReader(io.StringIO(text, newline=""))
-    assert row == {"attention": f"'{sign}1+1", "test_loss": "-1.5", "seeds": "2"}
-
-
 @pytest.mark.parametrize("task", ["lm", "mqar"])
 def test_several_answers_of_an_example_have_no_standard_error(tmp_path, task):
     preset = "tiny" if task == "lm" else "quick"
@@ -600,10 +590,6 @@ def test_every_device_and_commit_of_the_seeds_is_named(runs):
     assert row["commit"] == "0123456789abcdef and fedc"
     shown = results.task_table("listops", groups).rows[0]
     assert "2,000 test examples; 2 CPU cores and 1 x NVIDIA H200" in shown[7]
-
-
-def test_latex_escapes() -> None:
-    assert exports._escaped(r"my_mod:f&g%\x") == r"my\_mod:f\&g\%\textbackslash{}x"
 
 
 def test_other_data_have_a_table_of_their_own(runs):

@@ -1,27 +1,20 @@
 """The rows of a report for other programs: CSV, JSON, and LaTeX to paste."""
 
-import csv
-import io
 import json
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from lra_jax.reports.runs import Group, differing_settings
+from lra_jax.reports.table import Table
 from lra_jax.tasks import get_task
 from lra_jax.training.scores import standard_error
 
 Row = dict[str, Any]
-# What a spreadsheet takes for the start of a formula.
-_OF_FORMULAS = ("=", "+", "-", "@")
 # Of language models.
 _OF_TEXTS = ("bits_per_byte", "perplexity")
-# Characters that are special in LaTeX.
-_MARKS = {ord(mark): f"\\{mark}" for mark in "&%$#_{}"} | {
-    ord("\\"): r"\textbackslash{}",
-    ord("~"): r"\textasciitilde{}",
-    ord("^"): r"\textasciicircum{}",
-}
 
 
 def rows(groups: Sequence[Group]) -> list[Row]:
@@ -88,20 +81,8 @@ def _scores_of_texts(group: Group) -> Row:
 
 
 def to_csv(found: Sequence[Row]) -> str:
-    """A table with a header; an empty cell is a number that was not recorded.
-
-    Spreadsheets would compute text that begins like a formula, so it gets a quote.
-    """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in found:
-        writer.writerow({name: _without_formula(cell) for name, cell in row.items()})
-    return text.getvalue()
-
-
-def _without_formula(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in _OF_FORMULAS else cell
+    """A table with a header; an empty cell is a number that was not recorded."""
+    return Table(list(found[0]), [list(row.values()) for row in found]).csv()
 
 
 def to_json(found: Sequence[Row]) -> str:
@@ -136,23 +117,15 @@ def _caption(row: Row) -> str:
 def _table(caption: str, found: Sequence[Row]) -> str:
     """Of language models with the scores of texts in place of the accuracy."""
     scores = [name for name in _OF_TEXTS if any(row[name] is not None for row in found)]
-    heads = [name.replace("_", " ") for name in scores] or [r"test accuracy, \%"]
+    heads = [name.replace("_", " ") for name in scores] or ["test accuracy, %"]
     lines = []
     for row in found:
-        own = [_score(row, name) for name in scores] or [_accuracy(row)]
-        cells = (_escaped(_name(row)), *own, row["seeds"], f"{row['parameters']:,}")
-        lines.append(rf"{' & '.join(map(str, cells))} & {_speed(row)} \\")
-    head = rf"model & {' & '.join(heads)} & seeds & parameters & steps/s \\"
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{_escaped(caption)}}}",
-            rf"\begin{{tabular}}{{l{'r' * len(heads)}rrr}}",
-            *(r"\toprule", head, r"\midrule", *lines, r"\bottomrule"),
-            r"\end{tabular}",
-            "\\end{table}\n",
-        ]
-    )
+        cells = [_score(row, name) for name in scores] or [_accuracy(row)]
+        speed = f"{row['steps_per_second']:.2f} ({row['steps_per_second_kind']})"
+        numbers = (row["seeds"], f"{row['parameters']:,}", speed)
+        lines.append((_name(row), *cells, *numbers))
+    head = ("model", *heads, "seeds", "parameters", "steps/s")
+    return Table(head, lines).latex(caption)
 
 
 def _name(row: Row) -> str:
@@ -160,34 +133,29 @@ def _name(row: Row) -> str:
     return f"{row['attention']}, {row['preset']}{more}"
 
 
-def _score(row: Row, name: str) -> str:
+def _score(row: Row, name: str) -> Markup:
     """Mean and deviation over seeds; words have no bits per byte."""
     if row[name] is None:
-        return "--"
-    deviation = row[f"{name}_deviation"]
-    if deviation is None:
-        return f"${row[name]:.3f}$"
-    return rf"${row[name]:.3f} \pm {deviation:.3f}$ (sd)"
+        return Markup("--")
+    return _mean_and_deviation(row[name], row[f"{name}_deviation"], 3)
 
 
-def _accuracy(row: Row) -> str:
+def _accuracy(row: Row) -> Markup:
     """Mean and deviation over seeds; for one seed its examples' standard error, where
     examples have one answer each."""
     if row["mean_over_parts"] is not None:
-        return f"${row['mean_over_parts']:.2f}$ (mean over its parts)"
-    mean, deviation = row["test_accuracy"], row["deviation_over_seeds"]
-    if deviation is not None:
-        return rf"${mean:.2f} \pm {deviation:.2f}$ (sd)"
-    error = row["standard_error_of_examples"]
-    return f"${mean:.2f}$" if error is None else f"${mean:.2f}$ (se ${error:.2f}$)"
+        return Markup(f"${row['mean_over_parts']:.2f}$ (mean over its parts)")
+    deviation, error = row["deviation_over_seeds"], row["standard_error_of_examples"]
+    shown = _mean_and_deviation(row["test_accuracy"], deviation, 2)
+    if deviation is None and error is not None:
+        return shown + Markup(f" (se ${error:.2f}$)")
+    return shown
 
 
-def _speed(row: Row) -> str:
-    return f"{row['steps_per_second']:.2f} ({row['steps_per_second_kind']})"
-
-
-def _escaped(text: str) -> str:
-    return text.translate(_MARKS)
+def _mean_and_deviation(mean: float, deviation: float | None, digits: int) -> Markup:
+    if deviation is None:
+        return Markup(f"${mean:.{digits}f}$")
+    return Markup(rf"${mean:.{digits}f} \pm {deviation:.{digits}f}$ (sd)")
 
 
 FORMATS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {

@@ -7,7 +7,6 @@ they receive, whether it is ours or from a file that somebody else wrote.
 import base64
 import contextlib
 import functools
-import html
 import json
 import math
 import re
@@ -23,20 +22,7 @@ from lra_jax import progress
 from lra_jax.errors import writable
 from lra_jax.files import replacing, write_text
 from lra_jax.reports import charts
-
-# Characters that are special in Markdown; `<`, `>` and `&` are already entities at this
-# point.
-_MARKS = re.compile(r"[\\`*|~]|(?<=\])[(\[:]|_(?![^\W_])|(?<![^\W_])_|^[#+-](?=\s)")
-
-
-class Table(NamedTuple):
-    """Text cells; columns in `words` are left-aligned, the others right-aligned; the
-    first `ours` rows are highlighted as our own."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: Collection[int] = (0,)
-    ours: int = 0
+from lra_jax.reports.table import Table, to_markdown
 
 
 class Picture(NamedTuple):
@@ -106,9 +92,8 @@ class Page:
         words: Collection[int] = (0,),
         ours: int = 0,
     ) -> None:
-        """A table; see `Table`. Cells that are not text are converted with ``str``."""
-        cells = [[str(cell) for cell in row] for row in rows]
-        self._parts.append(("table", Table(head, cells, words, ours)))
+        """A table; see `Table`."""
+        self._parts.append(("table", Table(head, list(rows), words, ours)))
 
     def figure(self, name: str, figure: Any, caption: str, data: Any = None) -> None:
         """A picture ``name.png`` and, if given, its numbers in ``name.json``."""
@@ -150,21 +135,13 @@ def _environment(is_html: bool) -> jinja2.Environment:
         loader=jinja2.PackageLoader("lra_jax.reports"),
         autoescape=is_html,
         # Markdown escaping, made as hard to forget as HTML escaping.
-        finalize=None if is_html else _escaped,
+        finalize=None if is_html else to_markdown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"aligned": _aligned, "code": _code}
+    environment.filters["code"] = _code
     return environment
-
-
-def _escaped(value: Any) -> Markup:
-    """Text as Markdown that displays it literally, on one line."""
-    if isinstance(value, Markup):
-        return value
-    words = " ".join(str(value).split())
-    return Markup(_MARKS.sub(r"\\\g<0>", html.escape(words, quote=False)))
 
 
 def _code(text: str) -> Markup:
@@ -173,22 +150,6 @@ def _code(text: str) -> Markup:
     fence = "`" * (1 + max(map(len, re.findall("`+", words)), default=0))
     space = " " if "`" in words else ""
     return Markup(f"{fence}{space}{words}{space}{fence}")
-
-
-def _aligned(table: Table) -> Markup:
-    """A Markdown table whose columns also line up in a terminal."""
-    rows = [[_escaped(cell) for cell in row] for row in (table.head, *table.rows)]
-    columns = []
-    for index, cells in enumerate(zip(*rows, strict=True)):
-        width = max(3, *map(len, cells))
-        is_text = index in table.words
-        rule = "-" * width if is_text else "-" * (width - 1) + ":"
-        pad = str.ljust if is_text else str.rjust
-        columns.append([rule, *(pad(str(cell), width) for cell in cells)])
-    rule, head, *lines = (
-        f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)
-    )
-    return Markup("\n".join([head, rule, *lines]))
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,101 @@
+"""One way to make a table: text cells, written in any format."""
+
+import csv
+import html
+import io
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+# Characters that are special in Markdown; `<`, `>` and `&` are already entities at this
+# point.
+_MARKS = re.compile(r"[\\`*|~]|(?<=\])[(\[:]|_(?![^\W_])|(?<![^\W_])_|^[#+-](?=\s)")
+# Characters that are special in LaTeX.
+_LATEX_MARKS = {ord(mark): f"\\{mark}" for mark in "&%$#_{}"} | {
+    ord("\\"): r"\textbackslash{}",
+    ord("~"): r"\textasciitilde{}",
+    ord("^"): r"\textasciicircum{}",
+}
+# What a spreadsheet takes for the start of a formula.
+_OF_FORMULAS = ("=", "+", "-", "@")
+
+
+class Table(NamedTuple):
+    """A table for every format; text is escaped, and `Markup` is left as it is.
+
+    Attributes:
+      head: a cell for each column.
+      rows: cells of any type.
+      words: columns that are left-aligned; the others are right-aligned.
+      ours: the first so many rows are highlighted as our own.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    words: Collection[int] = (0,)
+    ours: int = 0
+
+    def markdown(self) -> Markup:
+        """Markdown whose columns also line up in a terminal."""
+        rows = [[to_markdown(cell) for cell in row] for row in (self.head, *self.rows)]
+        columns = []
+        for index, cells in enumerate(zip(*rows, strict=True)):
+            width = max(3, *map(len, cells))
+            is_text = index in self.words
+            rule = "-" * width if is_text else "-" * (width - 1) + ":"
+            pad = str.ljust if is_text else str.rjust
+            columns.append([rule, *(pad(str(cell), width) for cell in cells)])
+        rule, head, *lines = (
+            f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)
+        )
+        return Markup("\n".join([head, rule, *lines]))
+
+    def latex(self, caption: str) -> str:
+        """LaTeX to paste, in the style of booktabs."""
+        head, *rows = (
+            rf"{' & '.join(map(_latex_cell, row))} \\"
+            for row in (self.head, *self.rows)
+        )
+        columns = (
+            "l" if index in self.words else "r" for index in range(len(self.head))
+        )
+        return "\n".join(
+            [
+                r"\begin{table}",
+                rf"\caption{{{_latex_cell(caption)}}}",
+                rf"\begin{{tabular}}{{{''.join(columns)}}}",
+                *(r"\toprule", head, r"\midrule", *rows, r"\bottomrule"),
+                r"\end{tabular}",
+                "\\end{table}\n",
+            ]
+        )
+
+    def csv(self) -> str:
+        """CSV with a header; an empty cell is None.
+
+        Spreadsheets would compute text that begins like a formula, so it gets a quote.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.head)
+        for row in self.rows:
+            writer.writerow([_without_formula(cell) for cell in row])
+        return text.getvalue()
+
+
+def to_markdown(value: Any) -> Markup:
+    """Text as Markdown that displays it literally, on one line; `Markup` as it is."""
+    if isinstance(value, Markup):
+        return value
+    words = " ".join(str(value).split())
+    return Markup(_MARKS.sub(r"\\\g<0>", html.escape(words, quote=False)))
+
+
+def _latex_cell(cell: Any) -> str:
+    return cell if isinstance(cell, Markup) else str(cell).translate(_LATEX_MARKS)
+
+
+def _without_formula(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in _OF_FORMULAS else cell
