@@ -23,6 +23,7 @@ from lra_jax.models.encoder import EncoderBlock, TransformerEncoder, normalised
 from lra_jax.models.inputs import embed_inputs, known_values, position_rows
 from lra_jax.models.language import CausalLM
 from lra_jax.models.layers import rows_at
+from lra_jax.models.padding import order_real_first, reorder
 
 
 class DecoderState(NamedTuple):
@@ -60,8 +61,8 @@ def prefill(
     Args:
       model: a model whose mechanism has a stream.
       tokens: integer `[B, T]`.
-      mask: boolean `[B, T]`, True at real tokens; prompts of different lengths are
-        padded on the right. Each has at least one.
+      mask: boolean `[B, T]`, True at real tokens; padding may be anywhere in a row.
+        Each has at least one real token.
       state: the state after the earlier parts; None = there are none.
 
     Returns:
@@ -69,17 +70,19 @@ def prefill(
 
     Raises:
       ValueError: the model cannot be streamed, shapes do not fit, the prompt reaches
-        beyond what `longest` says, or a mask that is known (not traced) does not begin
-        with each prompt.
+        beyond what `longest` says, or a mask that is known (not traced) hides all
+        tokens of a prompt.
     """
     check_shape("tokens", tokens, "B T", None, None)
     batch, length = tokens.shape
     if not length:
         raise expected("tokens", "at least one position", f"shape {tokens.shape}")
     mask = checked("mask", mask, "B T", batch, length)
-    if mask is not None:
-        _check_right(mask)
     counts = jnp.full((batch,), length) if mask is None else mask.sum(1)
+    if mask is not None:
+        _check_prompts(mask)
+        order, _ = order_real_first(mask)
+        tokens, mask = reorder(tokens, order), reorder(mask, order)
     used = length if mask is None else counts
     stream.check_room("tokens", state, used, longest(model))
     encoder = model.encoder
@@ -100,14 +103,12 @@ def step(
     return prefill(model, tokens[:, None], state=state)
 
 
-def _check_right(mask: jax.Array) -> None:
-    """Refuses padding on the left: positions and the last token would be wrong."""
+def _check_prompts(mask: jax.Array) -> None:
+    """Refuses a prompt without a real token, after which no token is the next."""
     real = known_values(mask)
-    if real is None:
-        return
-    if not real[:, 0].all() or (real[:, 1:] & ~real[:, :-1]).any():
-        wanted = "True at the first tokens of each prompt, and padding on the right"
-        raise expected("mask", wanted, "padding elsewhere")
+    if real is not None and not real.any(1).all():
+        wanted = "at least one real token of each prompt"
+        raise expected("mask", wanted, "a row of padding")
 
 
 def _embedded(

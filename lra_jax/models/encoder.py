@@ -24,6 +24,7 @@ from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
 from lra_jax.models.layers import Dropout, LayerNorm, add_positions, at_positions
 from lra_jax.models.mlp import Mlp
+from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.patches import any_real
 from lra_jax.models.product_keys import ProductKeyMemory
 from lra_jax.models.remat import recomputed
@@ -236,12 +237,15 @@ class TransformerEncoder(nnx.Module):
         rngs: nnx.Rngs | None = None,
         segment_ids: jax.Array | None = None,
         hidden: jax.Array | None = None,
+        *,
+        in_place: bool = False,
     ) -> jax.Array:
         """Encodes a batch.
 
         Args:
           tokens: integer `[B, T]`.
-          mask: boolean `[B, T]`, True at real tokens; None = all real.
+          mask: boolean `[B, T]`, True at real tokens; None = all real. Padding may be
+            anywhere in a row: positions count the real tokens.
           rngs: with a stream "dropout", for training; None for evaluation, with the
             running statistics of batch norms.
           segment_ids: integers `[B, T]`, a run of one positive number for each document
@@ -249,6 +253,9 @@ class TransformerEncoder(nnx.Module):
             positions counted from its start.
           hidden: boolean `[B, T]`, True at masked tokens, whose vectors are replaced by
             a learned one, for a model that ``reconstructs``; None = none is masked.
+          in_place: positions count all tokens. For a mask with padding only at the end
+            of rows this is the same, and saves moving it there. Always so for images
+            and packed documents.
 
         Returns:
           `[B, T, D]`, with the class vector's row in front if there is one; for images
@@ -266,14 +273,64 @@ class TransformerEncoder(nnx.Module):
             wanted = f"[B, T] with T <= max_length={config.max_length}"
             raise expected("tokens", wanted, tokens.shape)
         mask = checked("mask", mask, "B T", {1, batch}, length)
+        if hidden is not None:
+            self._check_hidden(hidden, tokens)
         documents = self._documents(tokens, segment_ids)
+        if in_place or mask is None or documents is not None or config.grid is not None:
+            return self._encode(tokens, mask, rngs, segment_ids, documents, hidden)
+        mask = jnp.broadcast_to(mask, tokens.shape)
+        order, back = order_real_first(mask)
+        hidden = None if hidden is None else reorder(hidden, order)
+        tokens, mask = reorder(tokens, order), reorder(mask, order)
+        x = self._encode(tokens, mask, rngs, hidden=hidden)
+        front = x.shape[1] - length  # The class vector's row stays.
+        return jnp.concatenate([x[:, :front], reorder(x[:, front:], back)], 1)
+
+    def _encode(
+        self,
+        tokens: jax.Array,
+        mask: jax.Array | None,
+        rngs: nnx.Rngs | None,
+        segment_ids: jax.Array | None = None,
+        documents: packed.Packed | None = None,
+        hidden: jax.Array | None = None,
+    ) -> jax.Array:
+        """A call with checked arguments, and tokens where they are."""
         mask = packed.shown(mask, documents)
+        x, mask = self._embed(tokens, mask, documents, hidden)
+        x = self.dropout(x, rngs)
+        shares = self.config.shares_parameters
+        shared = self.blocks[0].attention.parameters if shares else None
+        memory = None
+        for block in self.blocks:
+
+            def call(rngs: Any, x: Any, memory: Any, block: Any = block) -> Any:
+                return block.carry(x, mask, rngs, shared, memory, segment_ids)
+
+            # A capture keeps the blocks' intermediates, so nothing is recomputed.
+            if self.config.remat and not is_captured(block):
+                x, memory = recomputed(call, rngs, x, memory)
+            else:
+                x, memory = call(rngs, x, memory)
+        return normalised(self.norm, x, mask, segment_ids, rngs is not None)
+
+    def _embed(
+        self,
+        tokens: jax.Array,
+        mask: jax.Array | None,
+        documents: packed.Packed | None,
+        hidden: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Vectors of tokens and positions, and which of them are real."""
+        config = self.config
         grid = config.grid if config.patch > 1 else None
         scaled = config.scale_embeddings
         x = embed_inputs(self.embed, tokens, grid, config.patch, scaled=scaled)
         if grid is not None and mask is not None:
             mask = any_real(mask, grid, config.patch)
-        x = self._shown(x, hidden)
+        if hidden is not None and self.hidden is not None:
+            vector = at_positions(self.hidden[...], x)
+            x = jnp.where(hidden[:, :, None], vector, x)
         if self.cls is not None:
             front = at_positions(self.cls[...], x[:, :1])
             x = jnp.concatenate([front, x], 1)
@@ -283,33 +340,15 @@ class TransformerEncoder(nnx.Module):
             x = x + rows[documents.position].astype(x.dtype)
         elif rows is not None:
             x = add_positions(x, rows.astype(x.dtype))
-        x = self.dropout(x, rngs)
-        shares = config.shares_parameters
-        shared = self.blocks[0].attention.parameters if shares else None
-        memory = None
-        for block in self.blocks:
+        return x, mask
 
-            def call(rngs: Any, x: Any, memory: Any, block: Any = block) -> Any:
-                return block.carry(x, mask, rngs, shared, memory, segment_ids)
-
-            # A capture keeps the blocks' intermediates, so nothing is recomputed.
-            if config.remat and not is_captured(block):
-                x, memory = recomputed(call, rngs, x, memory)
-            else:
-                x, memory = call(rngs, x, memory)
-        return normalised(self.norm, x, mask, segment_ids, rngs is not None)
-
-    def _shown(self, x: jax.Array, hidden: jax.Array | None) -> jax.Array:
-        """`[B, T, D]` with the vectors of masked tokens replaced."""
-        if hidden is None:
-            return x
+    def _check_hidden(self, hidden: jax.Array, tokens: jax.Array) -> None:
         if self.hidden is None:
             raise expected("hidden", "None without reconstructs=True", "an array")
         if self.config.patch > 1:
             wanted = f"None with patch={self.config.patch}"
             raise expected("hidden", wanted, "an array")
-        check_shape("hidden", hidden, "B T", *x.shape[:2])
-        return jnp.where(hidden[:, :, None], at_positions(self.hidden[...], x), x)
+        check_shape("hidden", hidden, "B T", *tokens.shape)
 
     def _documents(
         self, tokens: jax.Array, segment_ids: jax.Array | None

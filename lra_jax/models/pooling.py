@@ -128,14 +128,15 @@ class PooledEncoder(nnx.Module):
         if segment_ids is None:
             if documents is not None:
                 raise expected("documents", "None without segment_ids", documents)
-            encoded = self.encoder(tokens, mask, rngs).astype(jnp.float32)
+            encoded = self.encoder(tokens, mask, rngs, in_place=True)
+            encoded = encoded.astype(jnp.float32)
             config: Any = self.encoder.config
             if mask is not None and config.patch > 1:
                 mask = any_real(mask, config.grid, config.patch)
             return self._pooled(encoded, mask, self._start(encoded, mask))
         label: Any = packed.packed(segment_ids, tokens, tokens)
         count = _most_documents(documents, label.label)
-        encoded = self.encoder(tokens, mask, rngs, segment_ids)
+        encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
         encoded = encoded.astype(jnp.float32)
         if self.pooling == "mean":  # One product; separate means would copy the rows.
             own = label.label[:, None] == jnp.arange(1, count + 1)[None, :, None]
@@ -169,7 +170,7 @@ class PooledEncoder(nnx.Module):
           ValueError: the model was made without ``reconstructs``.
         """
         mask = self._mask(tokens, lengths, segment_ids)
-        encoded = self.encoder(tokens, mask, rngs, segment_ids, hidden)
+        encoded = self.encoder(tokens, mask, rngs, segment_ids, hidden, in_place=True)
         rows = encoded[:, int(self.pooling == "cls") :]  # Without the class vector's.
         return self.tokens(rows.astype(jnp.float32))
 

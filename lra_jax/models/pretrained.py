@@ -21,6 +21,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.attention.inputs import check_eps, check_shape, check_size
+from lra_jax.attention.masking import checked
 from lra_jax.attention.registry import resolve
 from lra_jax.errors import expected, known, reason, renamed, within
 from lra_jax.models.arrays import read_arrays
@@ -29,6 +30,7 @@ from lra_jax.models.batch_norm import RunningMean
 from lra_jax.models.config import AttentionConfig, Options
 from lra_jax.models.inputs import check_ids, embed_inputs
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
+from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.saved import FILE, Saved, own_settings
 
 
@@ -205,7 +207,8 @@ class PretrainedEncoder(nnx.Module):
 
         Args:
           tokens: integer `[B, T]`.
-          mask: boolean `[B, T]`, True at real tokens, which come first; None = all.
+          mask: boolean `[B, T]`, True at real tokens; None = all. Padding may be
+            anywhere in a row: positions count the real tokens.
           rngs: with a stream "dropout", for training; None for evaluation.
           token_types: integer `[B, T]`, BERT's sentence A (0) or B (1); None = 0.
 
@@ -218,11 +221,31 @@ class PretrainedEncoder(nnx.Module):
         if length > config.max_length:
             wanted = f"[B, T] with T <= {config.max_length}"
             raise expected("tokens", wanted, tokens.shape)
-        first = _UNUSED.get(config.kind, 0)
-        x = embed_inputs(self.embed, tokens)
-        x = x + self.positions[...][None, first : first + length]
+        mask = checked("mask", mask, "B T", {1, batch}, length)
         if token_types is not None:
             self._check_types(token_types, batch, length)
+        if mask is None:
+            return self._states(tokens, None, rngs, token_types)
+        mask = jnp.broadcast_to(mask, tokens.shape)
+        order, back = order_real_first(mask)
+        tokens, mask = reorder(tokens, order), reorder(mask, order)
+        if token_types is not None:
+            token_types = reorder(token_types, order)
+        states = self._states(tokens, mask, rngs, token_types)
+        return [reorder(state, back) for state in states]
+
+    def _states(
+        self,
+        tokens: jax.Array,
+        mask: jax.Array | None,
+        rngs: nnx.Rngs | None,
+        token_types: jax.Array | None,
+    ) -> list[jax.Array]:
+        """`hidden_states` of checked arguments, with padding at the end of rows."""
+        config = self.config
+        first = _UNUSED.get(config.kind, 0)
+        x = embed_inputs(self.embed, tokens)
+        x = x + self.positions[...][None, first : first + tokens.shape[1]]
         if self.token_types is not None:
             types = jnp.zeros_like(tokens) if token_types is None else token_types
             x = x + self.token_types[...][types]

@@ -102,8 +102,8 @@ class TokenModel(nnx.Module):
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         check_shape("positions", positions, "B K", batch, None)
-        encoded = self.encoder(tokens, mask, rngs, segment_ids).astype(jnp.float32)
-        return self._read(encoded, lengths, positions)
+        encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
+        return self._read(encoded.astype(jnp.float32), lengths, positions)
 
     def scored(self, x: jax.Array) -> jax.Array:
         """The logits of vectors `[..., D]` float32."""

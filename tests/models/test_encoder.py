@@ -73,6 +73,33 @@ def test_rates_of_dropout(settings: dict[str, Any], rates: tuple[float, ...]) ->
     assert found == rates
 
 
+@pytest.mark.parametrize("cls_token", [False, True])
+@pytest.mark.parametrize(
+    ("mechanism", "settings"),
+    [
+        ("softmax", {"positions": "learned"}),
+        ("softmax", {"positions": "sinusoidal", "norm": "instance"}),
+        ("linear", {"positions": "rotary"}),
+        ("cosformer", {"positions": "none", "short_conv": 3}),
+        ("local", {"positions": "learned", "options": {"window": 2}}),
+        ("linformer", {"options": {"features": 3}}),
+    ],
+)
+def test_a_padded_row_is_the_row_alone(
+    mechanism: str, settings: dict[str, Any], cls_token: bool
+) -> None:
+    """Wherever its padding is, and whatever the mechanism makes of positions."""
+    model = encoder(mechanism=mechanism, cls_token=cls_token, **settings)
+    model.positions = jax.tree.map(lambda x: 50 * x, model.positions)
+    mask = np.array([[0, 0, 0, 1, 1, 1], [0, 1, 1, 0, 1, 1]], bool)
+    rows = model(TOKENS, jnp.asarray(mask))
+    for i, real in enumerate(mask):
+        alone = model(TOKENS[i, real][None])[0]
+        if cls_token:
+            assert_close(rows[i, 0], alone[0])
+        assert_close(rows[i, cls_token:][real], alone[cls_token:])
+
+
 def test_the_last_row() -> None:
     model = SequenceClassifier(
         9, 3, pooling="last", mechanism="softmax", max_length=8, rngs=nnx.Rngs(0)

@@ -121,13 +121,38 @@ def test_prompts_and_models_of_another_kind():
         models.generate(decoder(), [[[1], [2, 3]]], 2)
 
 
-@pytest.mark.parametrize("row", [[0, 1, 1], [0, 0, 0], [1, 0, 1]])
-def test_prompts_are_padded_on_the_right(row: list[int]) -> None:
-    """With padding elsewhere the logits would be those of another position."""
-    model, tokens = decoder("linear"), jnp.array([[1, 2, 3], [4, 5, 6]])
-    mask = jnp.array([[1, 1, 0], row], bool)
-    with pytest.raises(ValueError, match=r"^mask: expected True at the first tokens"):
-        decoding.prefill(model, tokens, mask=mask)
+@pytest.mark.parametrize("row", [[0, 0, 1, 1], [1, 0, 1, 0], [0, 0, 0, 1]])
+@pytest.mark.parametrize(
+    ("mechanism", "settings"),
+    [
+        ("cosformer", {"max_length": 5}),  # No room for the padding.
+        ("softmax", {"positions": "learned", "max_length": 5}),
+        ("linear", {"positions": "rotary"}),
+        ("retention", {"positions": "sinusoidal"}),
+    ],
+)
+def test_padding_of_a_prompt_may_be_anywhere(
+    mechanism: str, settings: dict, row: list[int]
+) -> None:
+    model = decoder(mechanism, **settings)
+    tokens = np.random.default_rng(0).integers(1, VOCABULARY, (2, 4))
+    mask = np.array([[1, 1, 1, 1], row], bool)
+    mask[0, -1] = False
+    logits, state = helpers.call_model(decoding.prefill, model, tokens, mask=mask)
+    chosen = np.array([5, 6])
+    further, _ = helpers.call_model(decoding.step, model, state, chosen)
+    for i, real in enumerate(mask):
+        alone = np.append(tokens[i, real], chosen[i])
+        wanted = helpers.call_model(type(model).__call__, model, alone[None])[0]
+        np.testing.assert_allclose(logits[i], wanted[-2], atol=2e-5)
+        np.testing.assert_allclose(further[i], wanted[-1], atol=2e-5)
+
+
+def test_a_prompt_has_a_token() -> None:
+    """Without one, no token would be the last."""
+    tokens, mask = jnp.ones((2, 3), int), jnp.array([[1, 1, 0], [0, 0, 0]], bool)
+    with pytest.raises(ValueError, match=r"^mask: expected at least one real token"):
+        decoding.prefill(decoder("linear"), tokens, mask=mask)
 
 
 def test_how_far_a_model_can_go():

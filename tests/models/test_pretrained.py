@@ -179,6 +179,24 @@ def test_every_layer_agrees(tmp_path: Path, config: dict[str, Any]) -> None:
         np.testing.assert_allclose(a[mask], b[mask], rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("config", [BERT, ROBERTA, GPT2], ids=lambda c: c["model_type"])
+def test_a_padded_row_is_the_row_alone(tmp_path: Path, config: dict[str, Any]) -> None:
+    """Wherever its padding is: positions count real tokens."""
+    _written(tmp_path, config)
+    encoder = models.from_softmax(tmp_path)
+    ids = np.random.default_rng(1).integers(0, WORDS, (3, LENGTH))
+    mask = np.array([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1]], bool)
+    types = np.zeros_like(ids)
+    types[:, 4:] = max(config.get("type_vocab_size", 0) - 1, 0)
+    for row, real in enumerate(mask):
+        more = {} if config is GPT2 else {"token_types": types}
+        states = encoder.hidden_states(ids, mask, **more)
+        more = {name: x[row, real][None] for name, x in more.items()}
+        alone = encoder.hidden_states(ids[row, real][None], **more)
+        for got, wanted in zip(states, alone, strict=True):
+            np.testing.assert_allclose(got[row, real], wanted[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("config", "types", "words"),
     [

@@ -1,0 +1,27 @@
+"""Padding anywhere in a row: real tokens move to the front of it, and back.
+
+In between, a row is what it would be alone with padding behind it, so whatever a model
+makes of positions, from a table to a window or a learned projection of them, padding in
+front changes nothing.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def order_real_first(mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The indices `[B, T]` that move real tokens to the front, and those that undo it.
+
+    Args:
+      mask: boolean `[B, T]`, True at real tokens, which stay in order.
+    """
+    count = mask.sum(1, keepdims=True)
+    after = count + jnp.cumsum(~mask, 1)
+    back = jnp.where(mask, jnp.cumsum(mask, 1), after) - 1
+    return jnp.argsort(~mask, axis=1, stable=True), back
+
+
+def reorder(x: jax.Array, order: jax.Array) -> jax.Array:
+    """The entries of `[B, T, ...]` at the indices `[B, T]`."""
+    order = order.reshape(*order.shape, *(1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, order, axis=1)
