@@ -78,16 +78,17 @@ class Accelerator:
           Stopped: a signal was received; finished parts are kept.
         """
         with locked(self._parts / "lock", wait=False):
-            self._begin()
+            outcomes = self._begin()
             say(self.values["device"])
             for part in parts.PARTS:
-                if self._outcomes.get(part.name, {}).get("status") in _ENDED_WELL:
-                    say(f"{part.name}: {self._outcomes[part.name]['status']} before")
+                before = outcomes.get(part.name, {}).get("status")
+                if before in _ENDED_WELL:
+                    say(f"{part.name}: {before} before")
                     continue
                 say(f"{part.name}: up to {part.seconds:g} s ...")
-                self._do(part)
-                ended = accelerator_page.outcome(self._outcomes[part.name])
-                say(f"{part.name}: {ended}")
+                outcomes[part.name] = self._do(part)
+                self._write(outcomes)
+                say(f"{part.name}: {accelerator_page.outcome(outcomes[part.name])}")
 
     @property
     def failed(self) -> list[str]:
@@ -98,24 +99,22 @@ class Accelerator:
             if part["status"] not in _ENDED_WELL
         ]
 
-    def _begin(self) -> None:
-        """Finds out which device there is, and which parts are done on it."""
-        reason, _ = self._process(parts.DEVICE)
-        found = self._found(parts.DEVICE)
-        if reason is not None:
-            raise expected("device", "one that jax can use", reason)
+    def _begin(self) -> dict[str, Any]:
+        """Finds out which device there is; returns the outcomes of parts done on it."""
+        device = self._do(parts.DEVICE)
+        if device["reason"] is not None:
+            raise expected("device", "one that jax can use", device["reason"])
         settings = dataclasses.asdict(self.config) | {"out": None}
-        now = {**self.values, **found, "complete": False, "settings": settings}
+        self.values |= device["found"] | {"complete": False, "settings": settings}
         before = self._before()
-        others = [name for name in _IDENTITY if before and before[name] != now[name]]
+        others = [x for x in _IDENTITY if before and before[x] != self.values[x]]
         if others:
-            wanted = "a new folder, or one of the same settings and machine"
+            fit = "a new folder, or one of the same settings and machine"
             got = f"{self._json}, of another {' and '.join(others)}"
-            raise expected("--out", wanted, got)
-        outcomes = before["parts"] if before else []
-        self._outcomes: dict[str, Any] = {part["name"]: part for part in outcomes}
-        self.values = now
-        self._write()
+            raise expected("--out", fit, got)
+        outcomes = {part["name"]: part for part in before.get("parts", ())}
+        self._write(outcomes)
+        return outcomes
 
     def _before(self) -> dict[str, Any]:
         if not self._json.exists():
@@ -124,60 +123,46 @@ class Accelerator:
             before = json.loads(self._json.read_text(encoding="utf-8"))
             return {name: before[name] for name in (*_IDENTITY, "parts")}
         except (ValueError, KeyError, TypeError) as error:
-            wanted = "a folder of this view, or a new one"
-            raise expected("--out", wanted, f"{self._json}, of another kind") from error
+            got = f"{self._json}, of another kind"
+            raise expected("--out", "a folder of this view", got) from error
 
-    def _do(self, part: parts.Part) -> None:
-        reason, seconds = self._process(part)
-        found = self._found(part)
-        status = "done" if reason is None else "failed"
-        skipped = found.pop("skipped", None)
-        if skipped is not None:
-            status, reason = "skipped", skipped
-        self._outcomes[part.name] = {
-            **{"name": part.name, "status": status, "reason": reason},
-            **{"seconds": round(seconds, 1), "limit_seconds": part.seconds},
-            "found": found,
-        }
-        self._write()
-
-    def _process(self, part: parts.Part) -> tuple[str | None, float]:
-        """Runs a part's process: why it failed, None if it did not, and its seconds."""
+    def _do(self, part: parts.Part) -> dict[str, Any]:
+        """Runs a part's process; returns its outcome and its results so far."""
+        file = file_of(self.config, part.name)
         if part.task is None:
-            given = dataclasses.asdict(self.config) | {"part": part.name}
-            flags = [f"--{name}={x}" for name, x in given.items() if x is not None]
+            settings = dataclasses.asdict(self.config) | {"part": part.name}
+            flags = [f"--{name}={x}" for name, x in settings.items() if x is not None]
             command = ["lra_jax.benchmark", *flags]
         else:
             quick = _QUICK[part.task] if self.config.quick else ()
-            folder = f"--workdir={self._run(part)}"
-            command = ["lra_jax.train", f"--task={part.task}", folder, *quick]
+            workdir = self._parts / f"{part.name}-run"
+            file = workdir / "result.json"
+            command = ["lra_jax.train", f"--task={part.task}", f"--workdir={workdir}"]
+            command += quick
         log = self._parts / f"{part.name}.log"
         begun = time.monotonic()
         program = [sys.executable, "-m", *command]
         reason = parts.run(program, part.environment, log, part.seconds)
-        return reason, time.monotonic() - begun
-
-    def _run(self, part: parts.Part) -> Path:
-        return self._parts / f"{part.name}-run"
-
-    def _file(self, part: parts.Part) -> Path:
+        results = json.loads(file.read_text("utf-8")) if file.exists() else {}
         if part.task is not None:
-            return self._run(part) / "result.json"
-        return file_of(self.config, part.name)
+            results = {name: results[name] for name in _OF_A_RUN if name in results}
+        status = "done" if reason is None else "failed"
+        if "skipped" in results:
+            status, reason = "skipped", results.pop("skipped")
+        return {
+            "name": part.name,
+            "status": status,
+            "reason": reason,
+            "seconds": round(time.monotonic() - begun, 1),
+            "limit_seconds": part.seconds,
+            "found": results,
+        }
 
-    def _found(self, part: parts.Part) -> dict[str, Any]:
-        """The results of a part, complete or not."""
-        file = self._file(part)
-        found = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        if part.task is not None:
-            return {name: found[name] for name in _OF_A_RUN if name in found}
-        return found
-
-    def _write(self) -> None:
-        order = [part.name for part in parts.PARTS]
-        done = [self._outcomes[name] for name in order if name in self._outcomes]
-        self.values["parts"] = done
-        self.values["complete"] = len(done) == len(order) and not self.failed
+    def _write(self, outcomes: dict[str, Any]) -> None:
+        names = [part.name for part in parts.PARTS]
+        self.values["parts"] = [outcomes[name] for name in names if name in outcomes]
+        complete = len(self.values["parts"]) == len(names) and not self.failed
+        self.values["complete"] = complete
         write_json(self._json, self.values)
         accelerator_page.make(self.values, self._folder).write(_NAME, kinds=("md",))
 

@@ -1,16 +1,16 @@
 """The page of the accelerator's view, from the values of its JSON."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lra_jax.benchmarking.cases import FUSED, form
 from lra_jax.benchmarking.parts import PARTS
-from lra_jax.benchmarking.tables import significant
+from lra_jax.benchmarking.tables import Grid, significant, steps_per_second
 from lra_jax.reports.page import Page
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 
 _TITLES = {part.name: part.title for part in PARTS}
 
@@ -40,89 +40,77 @@ def make(values: Row, folder: Path) -> Page:
         [(_TITLES[part["name"]], outcome(part)) for part in values["parts"]],
         words=(0, 1),
     )
-    found = {part["name"]: part["found"] for part in values["parts"]}
-    _add_errors(page, found)
-    _add_kernels(page, found)
-    _add_times(page, found)
-    _add_trainings(page, [found[name] for name in ("listops", "lm") if found.get(name)])
+    results = {part["name"]: part["found"] for part in values["parts"]}
+    _add_errors(page, results)
+    _add_kernels(page, results)
+    _add_times(page, results)
+    trainings = [results[name] for name in ("listops", "lm") if results.get(name)]
+    if trainings:
+        _add_trainings(page, trainings)
     return page
 
 
-def _add_errors(page: Page, found: Row) -> None:
-    parts = [found.get(name, {}) for name in ("correctness", "kernels")]
-    rows = [row for part in parts for row in part.get("rows", ())]
+def _add_errors(page: Page, results: Row) -> None:
+    rows = _rows_of(results, "correctness", "kernels")
     if not rows:
         return
+    parts = (results.get(name, {}) for name in ("correctness", "kernels"))
     tolerances = next(part for part in parts if part)["tolerances"]
     judged = [row for row in rows if row["status"] == "measured"]
-    wrong = [row for row in judged if not row["holds"]]
     page.heading("Errors")
     head = ["attention", "form"]
     for dtype in tolerances:
         head += [f"{dtype}: output", "gradients"]
-    page.table((*head, "remark"), _error_rows(rows, tolerances), words=(0, 1, 6))
+    page.table((*head, "remark"), _error_lines(rows, tolerances), words=(0, 1, 6))
     limits = " and ".join(f"{x:g} in {dtype}" for dtype, x in tolerances.items())
     page.text(
         "Each error is the largest difference from a computation in float64 on the "
         "CPU, divided by the largest entry of the array; for gradients, the worst over "
         "all inputs and the mechanism's own arrays. Products in float32 have the "
         f"highest precision. Errors of up to {limits} count as rounding, which holds "
-        f"for {len(judged) - len(wrong)} of {len(judged)} comparisons."
+        f"for {sum(row['holds'] for row in judged)} of {len(judged)} comparisons."
     )
 
 
-def _error_rows(rows: Sequence[Row], dtypes: Sequence[str]) -> list[list[str]]:
-    """One row for each mechanism and form."""
+def _error_lines(rows: Sequence[Row], dtypes: Sequence[str]) -> list[list[str]]:
+    """One line for each mechanism and form."""
     forms: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         name = row["attention"], form(row["causal"], row["rows"])
         forms.setdefault(name, {})[row["dtype"]] = row
     lines = []
-    for name, found in forms.items():
-        line, remarks = [*name], []
+    for name, by_dtype in forms.items():
+        cells, remarks = [], []
         for dtype in dtypes:
-            row = found.get(dtype)
+            row = by_dtype.get(dtype)
             if row is None or row["status"] != "measured":
-                line += ["-", "-"]
+                cells += ["-", "-"]
                 if row is not None:
                     remarks.append(f"{dtype} {row['status']}: {row['reason']}")
                 continue
-            line += [f"{row['output']:.1e}", f"{row['gradients']:.1e}"]
+            cells += [f"{row['output']:.1e}", f"{row['gradients']:.1e}"]
             if not row["holds"]:
                 remarks.append(f"{dtype} beyond the tolerance")
-        lines.append([*line, "; ".join(remarks)])
+        lines.append([*name, *cells, "; ".join(remarks)])
     return lines
 
 
-def _add_kernels(page: Page, found: Row) -> None:
+def _add_kernels(page: Page, results: Row) -> None:
     """Adds the time of the XLA form divided by that of the kernel."""
-    rows = _rows_of(found, "kernel-times", "kernel-times-causal")
-    index = {
-        (row["attention"], *_line(row), row["length"]): row["median_ms"]
-        for row in rows
-        if row["status"] == "measured"
-    }
-    lengths = sorted({row["length"] for row in rows})
-    lines = []
-    for row in rows:
-        name, _, implementation = row["attention"].partition("[implementation=")
-        if implementation != "pallas]" or row["length"] != lengths[0]:
-            continue
-        cells = []
-        for length in lengths:
-            kernel, xla = (
-                index.get((f"{name}[implementation={x}]", *_line(row), length))
-                for x in ("pallas", "xla")
-            )
-            cells.append(
-                f"{significant(kernel)} ({significant(xla / kernel, 2)}x)"
-                if kernel and xla
-                else "-"
-            )
-        lines.append((name, form(row["causal"]), row["work"], row["dtype"], *cells))
+    rows = _rows_of(results, "kernel-times", "kernel-times-causal")
+    lines, every = [], Grid(rows)
+    for line in dict.fromkeys(map(_line, rows)):
+        members = [row for row in rows if _line(row) == line]
+        grid = Grid(members, every.lengths)
+        for subject in grid.names:
+            name, _, implementation = subject.partition("[implementation=")
+            if implementation != "pallas]":
+                continue
+            text = functools.partial(_faster, grid, f"{name}[implementation=xla]")
+            lines.append((name, form(line[0]), *line[1:], *grid.cells(subject, text)))
     if lines:
         page.heading("Pallas kernels")
-        head = ("attention", "form", "work", "dtype", *(f"{x:,}" for x in lengths))
+        head = ("attention", "form", "work", "dtype", *every.head)
         page.table(head, lines, words=(0, 1, 2, 3))
         page.text(
             "Milliseconds of the kernel by the number of tokens; in brackets, the time "
@@ -130,36 +118,44 @@ def _add_kernels(page: Page, found: Row) -> None:
         )
 
 
+def _faster(grid: Grid, base: str, row: Row) -> str:
+    """Milliseconds, and how many times faster that is than another mechanism."""
+    remarks = [grid.times(row, base, steps_per_second)]
+    if "roofline_share" in row and base == FUSED:
+        remarks.append(f"{100 * row['roofline_share']:.0f} %")
+    return f"{significant(row['median_ms'])} ({', '.join(remarks)})"
+
+
 def _line(row: Row) -> tuple[bool, str, str]:
     return row["causal"], row["work"], row["dtype"]
 
 
-def _rows_of(found: Row, *names: str) -> list[Row]:
-    return [row for name in names for row in found.get(name, {}).get("rows", ())]
+def _rows_of(results: Row, *names: str) -> list[Row]:
+    return [row for name in names for row in results.get(name, {}).get("rows", ())]
 
 
-def _add_times(page: Page, found: Row) -> None:
-    rows = _rows_of(found, "times", "times-causal", "flash-linear-attention")
+def _add_times(page: Page, results: Row) -> None:
+    rows = _rows_of(results, "times", "times-causal")
     if not rows:
         return
     page.heading("Times")
     for name in ("times", "times-causal"):
-        if found.get(name, {}).get("roofline"):
-            page.text(f"{_TITLES[name]}: {_machine(found[name]['roofline'])}")
-    lengths = sorted({row["length"] for row in rows})
-    head = ("attention", *(f"{length:,}" for length in lengths))
-    for line in sorted({_line(row) for row in rows}):
+        if results.get(name, {}).get("roofline"):
+            page.text(f"{_TITLES[name]}: {_machine(results[name]['roofline'])}")
+    lengths = Grid(rows).lengths
+    for line in sorted(set(map(_line, rows))):
         members = [row for row in rows if _line(row) == line]
-        words, work, dtype = form(line[0]), *line[1:]
-        first = members[0]
+        grid, first = Grid(members, lengths), members[0]
         page.text(
-            f"{work} in {dtype}, {words} form, batch {first['batch_size']}, "
-            f"{first['heads']} heads of {first['head_dim']}:"
+            f"{first['work']} in {first['dtype']}, {form(first['causal'])} form, batch "
+            f"{first['batch_size']}, {first['heads']} heads of {first['head_dim']}:"
         )
-        page.table(head, _time_rows(members, lengths))
+        text = functools.partial(_faster, grid, FUSED)
+        lines = [(name, *grid.cells(name, text)) for name in grid.names]
+        page.table(("attention", *grid.head), lines)
     page.text(
         "Milliseconds of a call by the number of tokens. In brackets: the time of "
-        f"{FUSED}, the best softmax attention here ({_best_softmax(found)}), divided "
+        f"{FUSED}, the best softmax attention here ({_best_softmax(results)}), divided "
         "by it, and its share of the roofline, which is the shortest time that the "
         "call's bytes and arithmetic could take on this machine, divided by the "
         "measured one."
@@ -173,37 +169,16 @@ def _machine(roofline: Row) -> str:
     return f"this machine copied at {copies} and multiplied matrices at {products}."
 
 
-def _best_softmax(found: Row) -> str:
-    chosen = {
+def _best_softmax(results: Row) -> str:
+    names = {
         name
         for part in ("times", "times-causal")
-        for name in found.get(part, {}).get("softmax_fused", {}).values()
+        for name in results.get(part, {}).get("softmax_fused", {}).values()
     }
-    return ", ".join(sorted(chosen)) or "not measured"
-
-
-def _time_rows(rows: Sequence[Row], lengths: Sequence[int]) -> list[list[str]]:
-    index = {(row["attention"], row["length"]): row for row in rows}
-    names = dict.fromkeys(row["attention"] for row in rows)
-    cell = functools.partial(_time_cell, index)
-    return [[name, *(cell(name, length) for length in lengths)] for name in names]
-
-
-def _time_cell(index: Mapping[tuple[str, int], Row], name: str, length: int) -> str:
-    row, base = index.get((name, length)), index.get((FUSED, length))
-    if row is None or row["status"] != "measured":
-        return "-" if row is None else row["status"]
-    remarks = []
-    if base is not None and base["status"] == "measured":
-        remarks.append(f"{significant(base['median_ms'] / row['median_ms'], 2)}x")
-    if "roofline_share" in row:
-        remarks.append(f"{100 * row['roofline_share']:.0f} %")
-    return f"{significant(row['median_ms'])} ({', '.join(remarks) or '-'})"
+    return ", ".join(sorted(names)) or "not measured"
 
 
 def _add_trainings(page: Page, runs: Sequence[Row]) -> None:
-    if not runs:
-        return
     page.heading("Training runs")
     head = ("task", "attention", "preset", "test score", "steps", "steps/s", "s")
     page.table(head, map(_run_cells, runs), words=(0, 1, 2, 3))
@@ -217,13 +192,6 @@ def _run_cells(run: Row) -> tuple[str, ...]:
     score = f"{run['test_accuracy_best']:.2f} % correct"
     if "test_bits_per_byte_best" in run:
         score = f"{run['test_bits_per_byte_best']:.3f} bits per byte"
-    return (
-        *(
-            run["task"],
-            run["attention"],
-            run["preset"],
-            score,
-            f"{run['steps']:,}",
-        ),
-        *(f"{run['steps_per_second']:.1f}", f"{run['seconds']:,.0f}"),
-    )
+    names = (run["task"], run["attention"], run["preset"], score)
+    speed = f"{run['steps_per_second']:.1f}"
+    return *names, f"{run['steps']:,}", speed, f"{run['seconds']:,.0f}"

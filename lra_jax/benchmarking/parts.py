@@ -9,14 +9,15 @@ import dataclasses
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from lra_jax import signals
 
 # Time between the request to end and the kill: a training saves first.
 _GRACE_SECONDS = 20.0
+_POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,6 @@ PARTS = (
     Part("kernels", 100, "Errors of the Pallas kernels"),
     Part("kernel-times", 60, "Times of the kernels"),
     Part("kernel-times-causal", 60, "Times of the causal kernels"),
-    Part("flash-linear-attention", 90, "Times of flash-linear-attention"),
     Part("listops", 150, "Training on ListOps", task="listops"),
     Part("lm", 90, "Training of a language model", task="lm"),
 )
@@ -92,60 +92,37 @@ def run(
       Stopped: this process was asked to stop, and has stopped the other.
     """
     # A training allocates memory as needed, so other programs keep theirs.
-    own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, **environment}
+    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, **environment}
     received: list[int] = []
-    child = None
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-        if child is not None:
-            _tell(child, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
-
-    with log.open("w", encoding="utf-8") as output, signals.left_to(stop):
-        child = subprocess.Popen(
+    ends = time.monotonic() + seconds
+    asked = False
+    with (
+        log.open("w", encoding="utf-8") as output,
+        signals.left_to(lambda signum, _: received.append(signum)),
+        subprocess.Popen(
             command,
-            env=own,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             # A terminal's Ctrl-C reaches only this process, which passes it on once.
             process_group=0,
-        )
-        if received:
-            _tell(child, signal.SIGTERM)
-        timed_out = not _ended(child, seconds, received)
-        if timed_out:
-            _tell(child, signal.SIGTERM)
-            if not _ended(child, _GRACE_SECONDS, []):
-                _tell(child, signal.SIGKILL)
-        code = child.wait()
+        ) as child,
+    ):
+        while child.poll() is None:
+            late = time.monotonic() > ends
+            if not asked and (received or late):
+                asked, ends = True, time.monotonic() + _GRACE_SECONDS
+                child.terminate()
+            elif asked and (len(received) > 1 or late):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
     if received:
         raise Stopped(received[0])
-    if timed_out:
+    if asked:
         return f"ended after {seconds:g} s, its time limit"
-    return None if code == 0 else _in_words(code, log)
-
-
-def _ended(
-    child: subprocess.Popen[bytes], seconds: float, received: Sequence[int]
-) -> bool:
-    """Whether a process ends in time; after a signal, only a grace period is left."""
-    left = seconds
-    while left > 0:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(min(left, 1.0))
-            return True
-        left = min(left - 1.0, _GRACE_SECONDS) if received else left - 1.0
-    return False
-
-
-def _tell(child: subprocess.Popen[bytes], signum: int) -> None:
-    """Sends a signal; a kill also goes to the processes that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        if signum == signal.SIGKILL:
-            os.killpg(child.pid, signum)
-        else:
-            child.send_signal(signum)
+    return None if child.returncode == 0 else _in_words(child.returncode, log)
 
 
 def _in_words(code: int, log: Path) -> str:

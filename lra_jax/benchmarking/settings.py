@@ -1,14 +1,12 @@
 """The flags of ``python -m lra_jax.benchmark``, and the cases that they ask for."""
 
 import dataclasses
-import math
 from typing import Literal
 
 from lra_jax.benchmarking import parts, published
 from lra_jax.benchmarking.cases import (
     DTYPES,
     FUSED,
-    MODEL_WORKS,
     WORKS,
     Case,
     ModelShape,
@@ -16,7 +14,7 @@ from lra_jax.benchmarking.cases import (
     parse_names,
     split_list,
 )
-from lra_jax.errors import check_types, expected, known
+from lra_jax.errors import Positive, Size, check_types, expected, known
 
 View = Literal["none", "lra", "linformer", "cosformer", "decode", "accelerator"]
 
@@ -40,26 +38,26 @@ class BenchmarkConfig:
     whole model), train (its training step); several separated by commas."""
     dtypes: str | None = None
     """float32, bfloat16, float16; several separated by commas."""
-    batch_size: int | None = None
+    batch_size: Size | None = None
     """Samples per call; in LRA's and cosFormer's views 32, or 2 on a CPU."""
-    heads: int = 8
+    heads: Size = 8
     """Heads of an attention call; models have their own."""
-    head_dim: int = 64
+    head_dim: Size = 64
     """Width of a head."""
     causal: bool = False
     """Attend to the past only."""
     features: str = "128,256,512,1024,2048"
     """Linformer's K, for --view=linformer only."""
-    layers: int | None = None
+    layers: Size | None = None
     """Blocks of the model of `inference` and `train`: 4 as in LRA's text task, or 2 in
     Linformer's view."""
     remat: bool = False
     """Keep only each block's input for the backward pass in `train`."""
-    repeats: int = 10
+    repeats: Size = 10
     """Samples of each case; the median, the fastest and the slowest are printed."""
-    max_seconds: float = 20.0
+    max_seconds: Positive = 20.0
     """Skip cases in which one call would take longer than this."""
-    max_gb: float | None = None
+    max_gb: Positive | None = None
     """Memory that a case may need; by default the device's free memory."""
     quick: bool = False
     """Measure the roofline and each case briefly, so the figures are rough. Training
@@ -142,101 +140,48 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
     """The cases requested by a config.
 
     Raises:
-      ValueError: a flag out of range, an unknown name, or a flag that the view fixes.
+      ValueError: a flag out of range, an unknown name, or work of another view.
     """
-    check_config(config)
+    check_types(config, "--")
+    if config.view == "accelerator":
+        _check_accelerator(config)
     default = _DEFAULTS[config.view]
-    batch = config.batch_size or (default.cpu_batch if on_cpu else default.batch)
     model = dataclasses.replace(default.model, remat=config.remat)
     if config.layers is not None:
         model = dataclasses.replace(model, num_layers=config.layers)
-    attention = _given(config.attention, default.attention)
-    lengths = parse_lengths("lengths", _given(config.lengths, default.lengths))
-    dtypes = parse_names("dtypes", _given(config.dtypes, default.dtypes), DTYPES)
+    works = default.work if config.work is None else config.work
+    works = parse_names("work", works, WORKS)
+    for work in works if config.view != "none" else ():
+        if work not in default.work.split(","):  # Its tables would compare it.
+            only = f"{default.work} for --view={config.view}"
+            raise expected("--work", only, repr(work))
+    dtypes = default.dtypes if config.dtypes is None else config.dtypes
+    lengths = default.lengths if config.lengths is None else config.lengths
+    attention = default.attention if config.attention is None else config.attention
+    subjects = split_list("attention", attention)
     return [
         Case(
             subject,
             work,
             length,
             dtype,
-            batch,
+            config.batch_size or (default.cpu_batch if on_cpu else default.batch),
             config.heads,
             config.head_dim,
             config.causal,
             model=model,
         )
-        for work in parse_names("work", _given(config.work, default.work), WORKS)
-        for dtype in dtypes
-        for length in lengths
-        for subject in [
-            *split_list("attention", attention),
-            *_linformers(config, length),
-        ]
+        for work in works
+        for dtype in parse_names("dtypes", dtypes, DTYPES)
+        for length in parse_lengths("lengths", lengths)
+        for subject in [*subjects, *_linformers(config, length)]
     ]
 
 
-def _given(text: str | None, default: str) -> str:
-    """The text, or the default; an empty list is an error, not the default."""
-    return default if text is None else text
-
-
-def check_config(config: BenchmarkConfig) -> None:
-    """Refuses numbers out of range; ``ValueError`` with the flag and what was given."""
-    check_types(config, "--")
-    for name in ("batch_size", "heads", "head_dim", "layers", "repeats"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise expected(f"--{name}", "a positive int", value)
-    for name in ("max_seconds", "max_gb"):
-        value = getattr(config, name)
-        if value is not None and not 0 < value < math.inf:
-            raise expected(f"--{name}", "a positive finite number", value)
-    if config.out == "":
-        raise expected("--out", "a folder or a .json file", "''")
-    _check_part(config)
-    works = _DEFAULTS[config.view].work
-    chosen = parse_names("work", _given(config.work, works), WORKS)
-    _check_used(config, chosen)
-    if config.view == "none":
-        return
-    for work in chosen:
-        if work not in works.split(","):
-            raise expected("--work", f"{works} for --view={config.view}", repr(work))
-    if config.causal:
-        raise expected("--causal", f"False for --view={config.view}", True)
-
-
-def _check_used(config: BenchmarkConfig, works: list[str]) -> None:
-    """Refuses a flag that none of the cases would use."""
-    listed = ",".join(works)
-    unused = {
-        "heads": f"no value for --work={listed}, whose model has its own heads",
-        "head_dim": f"no value for --work={listed}, whose model has its own heads",
-        "layers": f"no value for --work={listed}, without a model",
-        "remat": "no value without --work=train",
-        "features": "no value without --view=linformer",
-    }
-    used = {"features"} if config.view == "linformer" else set()
-    if not set(works) <= set(MODEL_WORKS):
-        used |= {"heads", "head_dim"}
-    if set(works) & set(MODEL_WORKS):
-        used.add("layers")
-    if "train" in works:
-        used.add("remat")
-    for name, wanted in unused.items():
-        value = getattr(config, name)
-        if name not in used and value != getattr(BenchmarkConfig, name):
-            raise expected(f"--{name}", wanted, value)
-
-
-def _check_part(config: BenchmarkConfig) -> None:
-    if config.view != "accelerator":
-        if config.part is not None:
-            raise expected("--part", "--view=accelerator with it", repr(config.part))
-        return
+def _check_accelerator(config: BenchmarkConfig) -> None:
     if config.out is None or config.out.endswith(".json"):
-        wanted = "a folder for --view=accelerator"
-        raise expected("--out", wanted, repr(config.out))
+        folder = "a folder for --view=accelerator"
+        raise expected("--out", folder, repr(config.out))
     if config.part is not None:
         known("--part", config.part, parts.names())
 
@@ -257,10 +202,10 @@ def timing(
         view="none",
         part=None,
         causal=causal,
-        attention=attention or _given(config.attention, default.attention),
-        lengths=_given(config.lengths, default.lengths),
-        work=_given(config.work, default.work),
-        dtypes=_given(config.dtypes, default.dtypes),
+        attention=attention or config.attention or default.attention,
+        lengths=config.lengths or default.lengths,
+        work=config.work or default.work,
+        dtypes=config.dtypes or default.dtypes,
         batch_size=config.batch_size or default.batch,
         max_seconds=min(config.max_seconds, _LONGEST_CALL),
     )

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lra_jax.benchmarking.cases import FUSED, split_subject
@@ -20,6 +20,11 @@ def steps_per_second(row: Row) -> float:
     return 1e3 / row["median_ms"]
 
 
+def milliseconds(row: Row) -> float:
+    """The median time of a call."""
+    return row["median_ms"]
+
+
 def gigabytes(row: Row) -> float:
     """Peak memory of the compiled call."""
     return row["peak_bytes"] / 1e9
@@ -30,6 +35,48 @@ def significant(value: float, digits: int = 3) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{float(f'{value:.{digits}g}'):,.{max(digits, 6)}g}"
+
+
+class Grid:
+    """Rows of one kind of work in one dtype, by mechanism and length.
+
+    Args:
+      rows: the rows.
+      lengths: the columns; by default the lengths of the rows.
+
+    Attributes:
+      names: the mechanisms, in order.
+      lengths: the lengths, increasing.
+    """
+
+    def __init__(self, rows: Iterable[Row], lengths: Iterable[int] | None = None):
+        self._rows = {(row["attention"], row["length"]): row for row in rows}
+        self.names = list(dict.fromkeys(name for name, _ in self._rows))
+        every = lengths or (length for _, length in self._rows)
+        self.lengths = sorted(set(every))
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The lengths as the head of a table."""
+        return tuple(f"{length:,}" for length in self.lengths)
+
+    def measured(self, name: str, length: int) -> Row | None:
+        """A row, if there is one and its case was measured."""
+        row = self._rows.get((name, length), {"status": "-"})
+        return row if row["status"] == "measured" else None
+
+    def cells(self, name: str, text: Callable[[Row], str]) -> list[str]:
+        """A cell for each length: the text of its row, why there is none, or "-"."""
+        cells = []
+        for length in self.lengths:
+            row = self._rows.get((name, length), {"status": "-"})
+            cells.append(text(row) if row["status"] == "measured" else row["status"])
+        return cells
+
+    def times(self, row: Row, base: str, cost: Cost, digits: int = 2) -> str:
+        """The cost of a row as a multiple of a mechanism's, "-" if that is unknown."""
+        other = self.measured(base, row["length"])
+        return f"{significant(cost(row) / cost(other), digits)}x" if other else "-"
 
 
 def make_page(view: str, rows: Sequence[Row]) -> Page:
@@ -82,56 +129,43 @@ def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
         if row["status"] == "measured":
             line = (row["attention"], row["work"], row["dtype"])
             lines.setdefault(line, []).append(row)
-    found = []
+    growth = []
     for (attention, work, dtype), members in lines.items():
         lengths = [row["length"] for row in members]
         time = exponent(lengths, [row["median_ms"] for row in members])
         memory = exponent(lengths, [row["peak_bytes"] for row in members])
         if time is not None:
-            start = {"attention": attention, "work": work, "dtype": dtype}
-            found.append({**start, "time": time, "memory": memory})
-    return found
+            line = {"attention": attention, "work": work, "dtype": dtype}
+            growth.append({**line, "time": time, "memory": memory})
+    return growth
 
 
 def add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
     """Adds the tables of a view for each dtype, with the published figures below
     ours."""
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        _add_view(page, view, [row for row in rows if row["dtype"] == dtype])
-
-
-def _add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
-    """The same for rows of one dtype."""
-    tables = published_tables(view)
-    if view == "decode":
-        _add_decoding(page, rows)
-        return
-    if view == "linformer":
-        for table, ratio in zip(tables, (_time_ratio, _memory_ratio), strict=True):
-            _add_linformer(page, rows, table, ratio)
-        return
-    wanted = {
-        "none": (),
+    columns = {
         "lra": (("train", steps_per_second), ("train", gigabytes)),
         "cosformer": (("inference", steps_per_second), ("train", steps_per_second)),
-    }[view]
-    for table, (work, cost) in zip(tables, wanted, strict=True):
-        members = [row for row in rows if row["work"] == work]
-        if members:
-            _add_by_length(page, members, table, cost)
+        "linformer": (("inference", milliseconds), ("inference", gigabytes)),
+    }.get(view, ())
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        members = [row for row in rows if row["dtype"] == dtype]
+        if view == "decode":
+            _add_decoding(page, members)
+        for table, (work, cost) in zip(published_tables(view), columns, strict=True):
+            add = _add_linformer if view == "linformer" else _add_by_length
+            chosen = [row for row in members if row["work"] == work]
+            if chosen:
+                add(page, chosen, table, cost)
 
 
 def _add_decoding(page: Page, rows: Sequence[Row]) -> None:
     """Adds the position from which a step is faster, or smaller, than softmax's."""
-    subjects = dict.fromkeys(row["attention"] for row in rows)
+    names = dict.fromkeys(row["attention"] for row in rows)
     lines = [
-        (
-            subject,
-            crossover(rows, subject, lambda row: row["median_ms"]),
-            crossover(rows, subject, gigabytes),
-        )
-        for subject in subjects
-        if subject != "softmax"
+        (name, crossover(rows, name, milliseconds), crossover(rows, name, gigabytes))
+        for name in names
+        if name != "softmax"
     ]
     page.heading(f"Crossover with softmax, {rows[0]['dtype']}")
     page.table(("attention", "faster from", "smaller from"), lines)
@@ -141,21 +175,17 @@ def _add_decoding(page: Page, rows: Sequence[Row]) -> None:
     )
 
 
-def crossover(rows: Sequence[Row], subject: str, cost: Cost) -> str:
+def crossover(rows: Sequence[Row], name: str, cost: Cost) -> str:
     """The length from which a mechanism costs less than softmax, in words.
 
     From there on it is lower at all measured lengths.
     """
-    index = {
-        (row["attention"], row["length"]): cost(row)
-        for row in rows
-        if row["status"] == "measured"
-    }
-    lengths = sorted(length for name, length in index if name == subject)
+    grid = Grid(rows)
     points = [
-        (length, math.log(index[subject, length] / index["softmax", length]))
-        for length in lengths
-        if ("softmax", length) in index
+        (length, math.log(cost(row) / cost(base)))
+        for length in grid.lengths
+        if (row := grid.measured(name, length))
+        and (base := grid.measured("softmax", length))
     ]
     above = [place for place, (_, ratio) in enumerate(points) if ratio >= 0]
     if not points:
@@ -173,21 +203,23 @@ def _add_by_length(
     page: Page, rows: Sequence[Row], table: Published, cost: Cost
 ) -> None:
     """Mechanisms by length; in brackets relative to softmax, and to the fused one."""
-    lengths = sorted({row["length"] for row in rows})
-    subjects = list(dict.fromkeys(row["attention"] for row in rows))
-    index = {(row["attention"], row["length"]): row for row in rows}
+    grid = Grid(rows)
+
+    def text(row: Row) -> str:
+        ratios = [grid.times(row, base, cost) for base in ("softmax", FUSED)]
+        return f"{significant(cost(row))} ({', '.join(ratios)})"
+
     lines = []
-    for subject in subjects:
-        cells = [_compared(index, subject, length, cost) for length in lengths]
-        lines.append((subject, *cells))
+    for subject in grid.names:
+        lines.append((subject, *grid.cells(subject, text)))
         name = split_subject(subject)[0]
         if name in table.rows:
-            cells = [_published_cell(table, name, length) for length in lengths]
+            cells = [_published_cell(table, name, length) for length in grid.lengths]
             lines.append((f"{name}, published", *cells))
     unit = "GB" if cost is gigabytes else "steps/s"
     work, dtype = rows[0]["work"], rows[0]["dtype"]
     page.heading(f"Compared with the paper: {work}, {unit}, {dtype}")
-    page.table(("attention", *(f"{length:,}" for length in lengths)), lines)
+    page.table(("attention", *grid.head), lines)
     page.text(
         f"{unit}; in brackets, compared with softmax and with {FUSED}. "
         f"{_our_model(rows[0])} Published: {table.source}"
@@ -205,22 +237,6 @@ def _our_model(row: Row) -> str:
     )
 
 
-def _compared(
-    index: dict[tuple[str, int], Row], subject: str, length: int, cost: Cost
-) -> str:
-    row = index.get((subject, length))
-    if row is None or row["status"] != "measured":
-        return "-" if row is None else row["status"]
-    ratios = []
-    for base in ("softmax", FUSED):
-        other = index.get((base, length), {"status": ""})
-        measured = other["status"] == "measured"
-        ratios.append(
-            f"{significant(cost(row) / cost(other), 2)}x" if measured else "-"
-        )
-    return f"{significant(cost(row))} ({', '.join(ratios)})"
-
-
 def _published_cell(table: Published, name: str, length: int) -> str:
     if length not in table.columns:
         return "-"
@@ -231,45 +247,36 @@ def _published_cell(table: Published, name: str, length: int) -> str:
     return f"{value:g}" if base is None else f"{value:g} ({value / base:.2g}x)"
 
 
-def _time_ratio(row: Row, base: Row) -> float:
-    return base["median_ms"] / row["median_ms"]
-
-
-def _memory_ratio(row: Row, base: Row) -> float:
-    return base["peak_bytes"] / row["peak_bytes"]
-
-
 def _add_linformer(
-    page: Page,
-    rows: Sequence[Row],
-    table: Published,
-    ratio: Callable[[Row, Row], float],
+    page: Page, rows: Sequence[Row], table: Published, cost: Cost
 ) -> None:
     """Lengths by K: softmax over Linformer, the fused one in brackets; then theirs."""
     index = {
         (row["attention"], row["length"]): row
         for row in rows
         # The compiler's memory figure is enough if the call itself did not fit.
-        if row["status"] == "measured"
-        or (ratio is _memory_ratio and "peak_bytes" in row)
+        if row["status"] == "measured" or (cost is gigabytes and "peak_bytes" in row)
     }
     features = sorted({size for row in rows if (size := _features(row["attention"]))})
     lines = []
     for length in sorted({row["length"] for row in rows}):
+        bases = [index.get((name, length)) for name in ("softmax", FUSED)]
         cells = []
         for size in features:
             row = index.get((linformer_name(size), length))
-            bases = (index.get((name, length)) for name in ("softmax", FUSED))
-            both = [f"{ratio(row, b):.2g}" if row and b else "-" for b in bases]
-            cells.append(f"{both[0]} ({both[1]})" if row else "-")
+            ratios = [
+                f"{cost(base) / cost(row):.2g}" if row and base else "-"
+                for base in bases
+            ]
+            cells.append(f"{ratios[0]} ({ratios[1]})" if row else "-")
         lines.append((f"{length:,}", *cells))
         theirs = dict(zip(table.columns, table.rows.get(str(length), ()), strict=False))
-        given = [theirs.get(size) for size in features]
-        cells = ["-" if value is None else f"{value:g}" for value in given]
+        values = [theirs.get(size) for size in features]
+        cells = ["-" if value is None else f"{value:g}" for value in values]
         lines.append(("published", *cells))
     dtype = rows[0]["dtype"]
-    what = "time" if ratio is _time_ratio else "memory"
-    page.heading(f"Compared with the paper: {what}, softmax over Linformer, {dtype}")
+    kind = "memory" if cost is gigabytes else "time"
+    page.heading(f"Compared with the paper: {kind}, softmax over Linformer, {dtype}")
     page.table(("tokens", *(f"K={size}" for size in features)), lines)
     page.text(
         f"In brackets, {FUSED} over Linformer. {_our_model(rows[0])} Published: "
