@@ -71,7 +71,8 @@ def pair_mask(
     """Converts a mask to boolean rank 4, broadcastable to `[B, N, T, S]`.
 
     For mechanisms that do build the matrix. A rank-2 mask is `[B, S]`, as everywhere in
-    this package; pass a `[T, S]` mask as `[1, 1, T, S]`.
+    this package; pass a `[T, S]` mask as `[1, 1, T, S]`. A rank-3 mask is refused if
+    its first axis could be the batch or the heads.
 
     Raises:
       ValueError: the shape does not fit.
@@ -82,7 +83,8 @@ def pair_mask(
     shape = mask.shape
     full = (batch, num_heads, query_length, length)
     aligned = (shape[0], 1, 1, shape[1]) if len(shape) == 2 else shape
-    if not _broadcasts(aligned, full):
+    unclear = len(shape) == 3 and shape[0] != 1
+    if unclear or not _broadcasts(aligned, full):
         words = f"[B, S]={(batch, length)} or anything that broadcasts to [B, N, T, S]"
         raise expected("mask", f"{words}={full}", shape)
     return mask.reshape((1,) * (4 - len(aligned)) + aligned)

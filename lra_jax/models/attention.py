@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from lra_jax.attention import gates, packed
@@ -132,7 +133,8 @@ class MultiHeadAttention(nnx.Module):
         Args:
           inputs: `[B, T, in_features]`.
           context: `[B, S, in_features]`; None for self-attention.
-          mask: boolean `[B, S]`, True = a real position of the context.
+          mask: boolean `[B, S]` or `[B, 1, 1, S]`, True = a real position of the
+            context.
           query_mask: boolean `[B, T]`, the same for the inputs; in self-attention it
             defaults to ``mask``.
           segment_ids: integers `[B, T]`, for self-attention within each document of a
@@ -191,6 +193,7 @@ class MultiHeadAttention(nnx.Module):
             raise expected("context", "None with local_values or rotary", "an array")
         self._check_shapes(inputs, context, memory)
         batch, length = inputs.shape[:2]
+        mask, query_mask = _without_pairs(mask), _without_pairs(query_mask)
         mask = checked("mask", mask, "B S", {1, batch}, context.shape[1])
         query_mask = checked("query_mask", query_mask, "B T", {1, batch}, length)
         mask, query_mask = packed.shown(mask, rows), packed.shown(query_mask, rows)
@@ -455,3 +458,10 @@ class MultiHeadAttention(nnx.Module):
             name: Buffer(array) if name in buffers else nnx.Param(array)
             for name, array in arrays.items()
         }
+
+
+def _without_pairs(mask: Any) -> Any:
+    """A mask `[B, 1, 1, S]` as `[B, S]`; others remain."""
+    if np.ndim(mask) == 4 and mask.shape[1:3] == (1, 1):
+        return mask.reshape(mask.shape[0], mask.shape[3])
+    return mask

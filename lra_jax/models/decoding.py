@@ -99,7 +99,11 @@ def prefill(
 def step(
     model: CausalLM, state: DecoderState, tokens: jax.Array
 ) -> tuple[jax.Array, DecoderState]:
-    """Reads one token of each sample, integer `[B]`; returns the logits of the next."""
+    """Reads one token of each sample, integer `[B]`; returns the logits of the next.
+
+    Under ``jax.jit`` the position is unknown: beyond `longest`, logits are NaN if the
+    model adds or rotates by positions, and else what the mechanism gives there.
+    """
     return prefill(model, tokens[:, None], state=state)
 
 
@@ -122,7 +126,8 @@ def _embedded(
     rows = position_rows(config, encoder.positions, config.max_length)
     if rows is not None:
         places = position[:, None] + jnp.arange(length)[None]
-        x = x + rows[jnp.minimum(places, config.max_length - 1)].astype(x.dtype)
+        # NaN beyond the table, where the position is traced and cannot be checked.
+        x = x + rows.at[places].get(mode="fill", fill_value=jnp.nan).astype(x.dtype)
     return x, position
 
 

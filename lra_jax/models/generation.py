@@ -17,6 +17,8 @@ from lra_jax.models.language import CausalLM
 
 # Prompts are padded to a multiple of this, so that few lengths are compiled.
 _MULTIPLE = 64
+# In place of a token, for logits from which none can be sampled.
+_NO_NUMBER = -1
 
 
 def generate(
@@ -52,8 +54,8 @@ def generate(
 
     Raises:
       ValueError: the model has no stream, a setting is out of range, a prompt is empty,
-        an id is beyond the vocabulary, or a text would be longer than the model can
-        continue (`lra_jax.models.decoding.longest`).
+        an id is beyond the vocabulary, a text would be longer than the model can
+        continue (`lra_jax.models.decoding.longest`), or the logits are NaN.
 
     Examples:
       >>> model = CausalLM(
@@ -129,6 +131,8 @@ def _steps(
         if end is None and more:  # Begun before the host reads the tokens.
             logits, state = _step(graph, params, state, tokens)
         drawn = np.array(tokens)
+        if (drawn == _NO_NUMBER).any():
+            raise expected("model", "weights that give finite logits", "NaN")
         if end is not None:
             drawn = np.where(complete, end, drawn)
             complete |= drawn == end
@@ -160,9 +164,11 @@ def _draw(
     top_k: int | None,
     top_p: float | None,
 ) -> jax.Array:
-    """Tokens `[B]` of logits `[B, V]`."""
+    """Tokens `[B]` of logits `[B, V]`; `_NO_NUMBER` where some are NaN."""
+    broken = jnp.isnan(logits).any(-1)
     if greedy:
-        return jnp.argmax(logits, -1).astype(jnp.int32)
+        tokens = jnp.argmax(logits, -1).astype(jnp.int32)
+        return jnp.where(broken, _NO_NUMBER, tokens)
     # The most probable token's logit is 0, which a tiny temperature leaves finite.
     logits = logits - jnp.max(logits, -1, keepdims=True)
     least = jnp.asarray(jnp.finfo(logits.dtype).tiny, logits.dtype)
@@ -171,7 +177,8 @@ def _draw(
     step_key = jax.random.fold_in(key, index)
     samples = jnp.arange(len(logits))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, samples)
-    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+    tokens = jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+    return jnp.where(broken, _NO_NUMBER, tokens)
 
 
 def restricted(

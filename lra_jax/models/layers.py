@@ -260,14 +260,16 @@ def rotated(
     Args:
       x: queries or keys.
       positions: position of each, `[B, T]`; None = 0 to T - 1.
-      max_length: exceeds all positions, if these are given.
+      max_length: exceeds all positions, if these are given; NaN beyond it.
     """
     length, width = x.shape[1], x.shape[-1]
     dtype = accumulation_dtype(x)
-    tables = rotations.tables(max_length or length, width, dtype)
+    longest = max_length or length
+    tables = [x[:longest] for x in rotations.tables(longest, width, dtype)]
     if positions is None:
         angles = [table[:length].reshape(1, length, 1, -1) for table in tables]
     else:
-        angles = [table[positions][:, :, None] for table in tables]
+        fill = {"mode": "fill", "fill_value": jnp.nan}
+        angles = [table.at[positions].get(**fill)[:, :, None] for table in tables]
     cos, sin = angles
     return rotations.turned(x.astype(dtype), (cos, sin)).astype(x.dtype)

@@ -277,9 +277,10 @@ def from_softmax(
     """A trained softmax model with another attention.
 
     Args:
-      source: a folder with ``config.json`` and ``model.safetensors`` of a BERT, RoBERTa
-        or GPT-2, as Hugging Face writes them; or any model that `lra_jax.models.save`
-        takes, or the result of `lra_jax.models.load`.
+      source: a folder with ``config.json`` and ``model.safetensors``, in one file or in
+        several with an index, of a BERT, RoBERTa or GPT-2, as Hugging Face writes them;
+        or any model that `lra_jax.models.save` takes, or the result of
+        `lra_jax.models.load`.
       mechanism: a registered name, a function or ``"package.module:function"``, with
         queries, keys and values of the same widths.
       options: of the mechanism, replacing those of softmax.
@@ -311,7 +312,7 @@ def from_softmax(
             "source", wanted, f"the run {folder}: pass `load(...)` of it instead"
         )
     config = read_config(folder / "config.json")
-    weights = _Noting(read_weights(folder / "model.safetensors"))
+    weights = _Noting(read_weights(*_weight_files(folder)))
     given = _READERS[config.kind](weights, config)
     _check_layers(weights, config)
     model = PretrainedEncoder(
@@ -376,19 +377,39 @@ def read_config(file: Path) -> PretrainedConfig:
     return found
 
 
-def read_weights(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, without the name prefixes that heads add.
+def read_weights(*files: Path) -> dict[str, np.ndarray]:
+    """The arrays of a model's files, without the name prefixes that heads add.
 
     Raises:
-      ValueError: not a safetensors file.
+      ValueError: not safetensors files.
     """
-    found = {}
-    for name, array in read_arrays(file).items():
-        name = re.sub(r"^(bert|roberta|transformer)\.", "", name)
-        # Names in the first releases of BERT.
-        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-        found[name] = np.asarray(array)
-    return found
+    weights = {}
+    for file in files:
+        for name, array in read_arrays(file).items():
+            name = re.sub(r"^(bert|roberta|transformer)\.", "", name)
+            # Names in the first releases of BERT.
+            name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+            weights[name] = np.asarray(array)
+    return weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """``model.safetensors``, or the files that its index lists.
+
+    Raises:
+      ValueError: the index is damaged, or the weights are in another format.
+    """
+    file, index = (folder / f"model.safetensors{end}" for end in ("", ".index.json"))
+    if file.exists() or not index.exists():
+        if not file.exists() and any(folder.glob("*.bin")):
+            wanted = "safetensors files (`save_pretrained` of transformers writes them)"
+            raise expected("source", wanted, f"{folder} with .bin files")
+        return [file]
+    try:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return sorted({folder / Path(place).name for place in places.values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise expected(str(index), "an index of weights", reason(error)) from error
 
 
 Weights = Mapping[str, np.ndarray]

@@ -367,6 +367,11 @@ def describe(model: Any) -> dict[str, Any]:
     Raises:
       ValueError: see `save`.
     """
+    if isinstance(model, nnx.Module) and not is_known(model):
+        wanted = (
+            f"one of {', '.join(_BY_NAME)} (`save_arrays` takes the state of others)"
+        )
+        raise expected("model", wanted, a_thing(model))
     own, config = own_settings(model), model.encoder.config
     settings = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)

@@ -43,6 +43,13 @@ def test_masks_broadcast(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(got, wanted[:, 0, 0])
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 5), (3, 3, 5)])
+def test_three_axes_may_be_of_batch_or_heads(shape: tuple[int, ...]) -> None:
+    """Here B = N = 3, so that one reading would be taken for the other."""
+    with pytest.raises(ValueError, match=r"^mask: .* to \[B, N, T, S\]"):
+        masking.pair_mask(jnp.ones(shape, bool), 3, 3, 3, 5)
+
+
 def test_no_mask_is_no_mask() -> None:
     assert masking.padding_mask(None, 2, 5) is None
     assert masking.pair_mask(None, 2, 3, 4, 5) is None

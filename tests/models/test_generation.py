@@ -114,6 +114,18 @@ def test_a_tiny_temperature_takes_the_most_probable_token(top_p: float | None) -
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0}, {"top_k": 3}, {"top_p": 0.5}, {"end": 3, "seed": 1}],
+)
+def test_a_broken_model_says_so(settings: dict) -> None:
+    """All its tokens would be the first of the vocabulary."""
+    model = decoder("linear")
+    model.encoder.blocks[1].mlp.inner.kernel[...] = jnp.full((8, 8), jnp.nan)
+    with pytest.raises(ValueError, match=r"^model: expected weights .*, got NaN$"):
+        models.generate(model, [[1, 2], [3]], 4, **settings)
+
+
 def test_prompts_and_models_of_another_kind():
     with pytest.raises(ValueError, match=r"^model: expected a CausalLM, got a dict"):
         models.generate({}, [[1]], 2)  # pyright: ignore[reportArgumentType]
@@ -173,6 +185,8 @@ def test_a_stream_ends_where_its_positions_do(positions):
     _, state = decoding.prefill(model, tokens[:, :3])
     with pytest.raises(ValueError, match=wanted):
         decoding.step(model, state, tokens[:, 0])
+    late, _ = helpers.call_model(decoding.step, model, state, tokens[:, 0])
+    assert np.isnan(late).all()  # Positions are traced, and cannot be checked.
     # Padding on the right takes up no positions.
     mask = np.arange(4)[None] < np.array([[3], [2]])
     padded, _ = decoding.prefill(model, tokens, mask=jnp.asarray(mask))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from lra_jax import models
 from lra_jax.models.pretrained import read_config
@@ -240,6 +240,49 @@ def test_into_another_mechanism(tmp_path: Path) -> None:
         models.from_softmax(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(BERT | {"num_hidden_layers": 3}))
     with pytest.raises(ValueError, match=r"expected an array encoder\.layer\.2\."):
+        models.from_softmax(tmp_path)
+
+
+def _split(folder: Path, index: object) -> None:
+    """Writes the arrays to two files and an index, as for large models."""
+    arrays = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for part in (0, 1):
+        some = dict(list(arrays.items())[part::2])
+        save_file(some, folder / f"model-{part}.safetensors")
+    text = index if isinstance(index, str) else json.dumps(index)
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    _written(tmp_path, BERT)
+    ids = np.array([[1, 2, 3]])
+    wanted = models.from_softmax(tmp_path)(ids)
+    places = {f"array {part}": f"model-{part}.safetensors" for part in (0, 1)}
+    _split(tmp_path, {"weight_map": places})
+    np.testing.assert_array_equal(models.from_softmax(tmp_path)(ids), wanted)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ({"weight_map": {"a": "model-2.safetensors"}}, "model-2.safetensors: expected"),
+        ({"weight_map": ["a"]}, "index.json: expected an index of weights"),
+        ("{", "index.json: expected an index of weights"),
+        ({}, "index of weights, got none named 'weight_map'"),
+    ],
+)
+def test_a_damaged_index(tmp_path: Path, index: object, words: str) -> None:
+    _written(tmp_path, BERT)
+    _split(tmp_path, index)
+    with pytest.raises(ValueError, match=words):
+        models.from_softmax(tmp_path)
+
+
+def test_weights_in_another_format(tmp_path: Path) -> None:
+    _written(tmp_path, BERT)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"^source: .*safetensors.* with \.bin files$"):
         models.from_softmax(tmp_path)
 
 

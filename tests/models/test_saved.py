@@ -143,6 +143,12 @@ def test_what_is_none_of_our_models(tmp_path: Path, thing: Any, words: str) -> N
     assert not list(tmp_path.iterdir())
 
 
+def test_a_module_of_another_kind_can_save_its_arrays(tmp_path: Path) -> None:
+    words = r"^model: .* \(`save_arrays` takes the state of others\), got a Counting$"
+    with pytest.raises(ValueError, match=words):
+        models.save(tmp_path / "one.safetensors", Counting(2, rngs=nnx.Rngs(0)))
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     file = tmp_path / "none" / "one.safetensors"
     with pytest.raises(ValueError, match=r"^file: expected a file that can be written"):

@@ -67,6 +67,10 @@ def matcher() -> MatchingClassifier:
         (lambda: layer()(X, mask=MASK[:, :5]), r"mask: .*=\(1\|2, 6\), got \(2, 5\)"),
         (lambda: layer()(X, mask=MASK[None]), r"mask: expected .*, got \(1, 2, 6\)"),
         (
+            lambda: layer()(X, mask=MASK[:, None, :, None]),
+            r"mask: expected \[B, S\].*, got \(2, 1, 6, 1\)",
+        ),
+        (
             lambda: layer()(X, X[:, :4], query_mask=MASK[:, :4]),
             r"query_mask: expected \[B, T\]=\(1\|2, 6\), got \(2, 4\)",
         ),
@@ -146,6 +150,8 @@ def test_masks_of_numbers(dtype: Any) -> None:
     """As Flax makes them; also where they meet the documents of packed rows."""
     mask = MASK.at[1, 4].set(False)
     given = mask.astype(dtype)
+    wide = given[:, None, None]
+    np.testing.assert_array_equal(layer()(X, mask=wide), layer()(X, mask=mask))
     for call in (
         lambda mask: layer()(X, mask=mask, segment_ids=ROWS),
         lambda mask: layer()(X, mask=mask, query_mask=mask, segment_ids=ROWS),
