@@ -2,10 +2,6 @@
 
     python benchmarks/train_step.py --attention=cosformer,linear --length=1216
     python benchmarks/train_step.py --task=lm --preset=tiny --length=512
-    python benchmarks/train_step.py --schedulers
-
-``--schedulers`` also compiles each step with the scheduler that XLA uses on a CPU by
-default, instead of the one that saves memory.
 
 The mechanisms' steps are interleaved, so a slow spell of the machine affects them all.
 The script prints the fastest and the median. It needs no data: lengths and labels are
@@ -31,21 +27,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1216, help="tokens")
     parser.add_argument("--preset", default="compact")
     parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument(
-        "--schedulers", action="store_true", help="compare two of XLA's"
-    )
     parser.add_argument("--out", help="JSON file to write")
     options = parser.parse_args()
     runtime.configure_jax()
     sizes = (options.task, options.preset)
-    steps = {}
-    for name in options.attention.split(","):
-        steps[name] = Step(*sizes, name, options.length)
-        if options.schedulers:
-            of_xla = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_DEFAULT"}
-            steps[f"{name}, XLA's scheduler"] = Step(
-                *sizes, name, options.length, compiler_options=of_xla
-            )
+    names = options.attention.split(",")
+    steps = {name: Step(*sizes, name, options.length) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options.repeats):
         for name, step in steps.items():
@@ -66,14 +53,7 @@ def main() -> None:
 class Step:
     """A compiled training step with its state and one batch."""
 
-    def __init__(
-        self,
-        task_name: str,
-        preset: str,
-        attention: str,
-        length: int,
-        compiler_options: dict[str, str] | None = None,
-    ):
+    def __init__(self, task_name: str, preset: str, attention: str, length: int):
         import numpy as np
         from flax import nnx
 
@@ -106,8 +86,7 @@ class Step:
         function = step.step_function(task.loss, graphdef, optimizer, seed=0)
         train_step: Any = step.compiled_step(function)
         begun = time.perf_counter()
-        lowered = train_step.lower(self.state, self.batch)
-        self._step = lowered.compile(compiler_options=compiler_options)
+        self._step = train_step.lower(self.state, self.batch).compile()
         self.compile_seconds = time.perf_counter() - begun
         self.temporary_bytes = self._step.memory_analysis().temp_size_in_bytes
 
