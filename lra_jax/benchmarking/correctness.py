@@ -107,9 +107,9 @@ def write_references(
         if file_of(case, folder).exists():
             continue
         inputs = make_inputs(case)
-        found = evaluate(case, inputs, "float64")
-        found = {f"of {name}": x.astype("float32") for name, x in found.items()}
-        arrays: dict[str, Any] = inputs | found
+        results = evaluate(case, inputs, "float64")
+        results = {f"of {name}": x.astype("float32") for name, x in results.items()}
+        arrays: dict[str, Any] = inputs | results
         with replacing(file_of(case, folder)) as partial, partial.open("wb") as file:
             np.savez_compressed(file, **arrays)
         say(f"{case.attention}, {form(case.causal, case.rows)}")
@@ -118,16 +118,16 @@ def write_references(
 def make_inputs(case: Case) -> Arrays:
     """All arrays of a call, and its cotangent: float32, exact in bfloat16."""
     work = make_work(dataclasses.replace(case, work="forward+backward"))
-    given, *arrays = work.make()
-    every = dict(zip(_ARRAYS, arrays, strict=True)) | given
-    return {name: np.asarray(_rounded(jnp.asarray(x))) for name, x in every.items()}
+    extra, *arrays = work.make()
+    every = dict(zip(_ARRAYS, arrays, strict=True)) | extra
+    return {
+        name: np.asarray(x.astype(jnp.bfloat16).astype(jnp.float32) if _real(x) else x)
+        for name, x in every.items()
+    }
 
 
-def _rounded(x: jax.Array) -> jax.Array:
-    """Values rounded to bfloat16; arrays of integers are unchanged."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    return x.astype(jnp.bfloat16).astype(jnp.float32)
+def _real(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def evaluate(case: Case, inputs: Mapping[str, np.ndarray], dtype: str) -> Arrays:
@@ -137,28 +137,24 @@ def evaluate(case: Case, inputs: Mapping[str, np.ndarray], dtype: str) -> Arrays
       ValueError: an array does not fit, or this device does not support the form.
     """
     function = make_work(case).function
+    every = {name: jnp.asarray(x) for name, x in inputs.items()}
+    cotangent = every.pop("cotangent")
+    floats = {name: x.astype(dtype) for name, x in every.items() if _real(x)}
+    others = {name: x for name, x in every.items() if not _real(x)}
 
     def both(floats: dict[str, Any], others: dict[str, Any], cotangent: Any) -> Any:
         def call(floats: dict[str, Any]) -> jax.Array:
-            given = floats | others
-            return function(given, *(given.pop(name) for name in _ARRAYS[:3]))
+            extra = floats | others
+            return function(extra, *(extra.pop(name) for name in _ARRAYS[:3]))
 
         out, pullback = jax.vjp(call, floats)
         return {"output": out, **pullback(cotangent.astype(out.dtype))[0]}
 
-    every = {name: jnp.asarray(x) for name, x in inputs.items()}
-    cotangent = every.pop("cotangent")
-    floats = {
-        name: x.astype(dtype)
-        for name, x in every.items()
-        if jnp.issubdtype(x.dtype, jnp.floating)
-    }
-    others = {name: x for name, x in every.items() if name not in floats}
     precision = None if dtype == "bfloat16" else "highest"
     with jax.default_matmul_precision(precision):
         options = _UNOPTIMISED if dtype == "float64" else None
-        found = jax.jit(both, compiler_options=options)(floats, others, cotangent)
-    return {name: np.asarray(x, "float64") for name, x in found.items()}
+        results = jax.jit(both, compiler_options=options)(floats, others, cotangent)
+    return {name: np.asarray(x, "float64") for name, x in results.items()}
 
 
 def compare(case: Case, folder: Path, dtype: str) -> Row:
@@ -175,19 +171,20 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
     try:
         with np.load(file_of(case, folder)) as file:
             arrays = dict(file)
-        results = [name for name in arrays if name.startswith("of ")]
-        wanted = {name.removeprefix("of "): arrays.pop(name) for name in results}
-        found = evaluate(case, arrays, dtype)
+        names = [name for name in arrays if name.startswith("of ")]
+        references = {name.removeprefix("of "): arrays.pop(name) for name in names}
+        results = evaluate(case, arrays, dtype)
     except (jax.errors.JaxRuntimeError, ValueError, OSError) as error:
         return row | {"status": "failed", "reason": first_line(error)}
-    endless = [name for name, x in found.items() if not np.isfinite(x).all()]
+    endless = [name for name, x in results.items() if not np.isfinite(x).all()]
     if endless:
         reason = f"not finite: {', '.join(endless)}"
         return row | {"status": "failed", "reason": reason}
-    output = output_error(found["output"], wanted.pop("output"))
-    largest = max(np.abs(y).max() for y in wanted.values())
+    output = output_error(results["output"], references.pop("output"))
+    largest = max(np.abs(y).max() for y in references.values())
     errors = {
-        name: relative_error(found[name], y, largest) for name, y in wanted.items()
+        name: relative_error(results[name], y, largest)
+        for name, y in references.items()
     }
     worst = max(errors, key=errors.__getitem__)
     return row | {
@@ -209,24 +206,26 @@ def refused(case: Case, dtype: str) -> str | None:
     return None
 
 
-def output_error(got: np.ndarray, wanted: np.ndarray) -> float:
+def output_error(result: np.ndarray, reference: np.ndarray) -> float:
     """The largest `relative_error` of a block of positions of `[B, T, N, H]`.
 
     Late outputs of a causal form are means over many values, and small: next to the
     first ones, a wrong key in each of them would pass for rounding.
     """
-    places = range(_BLOCK, wanted.shape[1], _BLOCK)
-    largest = float(np.abs(wanted).max())
-    pairs = zip(np.split(got, places, 1), np.split(wanted, places, 1), strict=True)
-    return max(relative_error(one, other, largest) for one, other in pairs)
+    ends = range(_BLOCK, reference.shape[1], _BLOCK)
+    largest = float(np.abs(reference).max())
+    blocks = zip(np.split(result, ends, 1), np.split(reference, ends, 1), strict=True)
+    return max(relative_error(one, other, largest) for one, other in blocks)
 
 
-def relative_error(got: np.ndarray, wanted: np.ndarray, largest: float = 1.0) -> float:
-    """``max |got - wanted| / max |wanted|``; or divided by ``largest`` if ``wanted`` is
-    zero up to rounding."""
-    size = float(np.abs(wanted).max())
+def relative_error(
+    result: np.ndarray, reference: np.ndarray, largest: float = 1.0
+) -> float:
+    """``max |x - y| / max |y|``; or divided by ``largest`` if y, the reference, is zero
+    up to rounding."""
+    size = float(np.abs(reference).max())
     scale = size if size > _ZERO * largest else largest
-    return float(np.abs(got - wanted).max() / scale)
+    return float(np.abs(result - reference).max() / scale)
 
 
 def in_words(row: Row) -> str:

@@ -1,5 +1,6 @@
 """A compiled case: its memory, whether that is available, and how long it takes."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -111,39 +112,22 @@ def available_bytes() -> int | None:
         if "bytes_limit" not in statistics:
             return None
         return statistics["bytes_limit"] - statistics.get("bytes_in_use", 0)
-    free = [size for size in (_free_on_linux(), _free_in_group()) if size is not None]
-    if free:
-        return min(free)
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (ValueError, OSError):
-        return None
+    free = []
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        numbers = _numbers(Path("/proc/meminfo"))
+        free.append(1024 * numbers["MemAvailable:"])
+    group = Path("/sys/fs/cgroup")  # A container may have its own limit.
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        limit, used = (
+            int((group / f"memory.{name}").read_text()) for name in ("max", "current")
+        )
+        # The file cache counts as used but can be reclaimed.
+        free.append(limit - used + _numbers(group / "memory.stat")["inactive_file"])
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return min(free, default=half)
 
 
-def _free_on_linux() -> int | None:
-    file = Path("/proc/meminfo")
-    for line in file.read_text().splitlines() if file.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _free_in_group() -> int | None:
-    """The same for a container with its own limit."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return int(limit) - used + _file_cache(group) if limit.isdecimal() else None
-
-
-def _file_cache(group: Path) -> int:
-    """The file cache, which counts as used but can be reclaimed."""
-    try:
-        lines = (group / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    sizes = dict(line.split(maxsplit=1) for line in lines)
-    return int(sizes.get("inactive_file", 0))
+def _numbers(file: Path) -> dict[str, int]:
+    """The first number of each line, by the line's first word."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {line[0]: int(line[1]) for line in lines}

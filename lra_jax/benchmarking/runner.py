@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import statistics
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -94,83 +94,91 @@ class Runner:
 
     def _keep_group(self, cases: list[Case]) -> bool:
         """Whether all of them have a row of an earlier run, which is then theirs."""
-        kept = []
-        for case in cases:
-            row = next((row for row in self.before if is_of(row, case)), None)
-            if row is None or row["status"] == "failed" or row.get("cut_short"):
-                return False
-            kept.append((case, row))
-        for case, row in kept:
+        missing: Row = {"status": "failed"}
+        earlier = [
+            next((row for row in self.before if is_of(row, case)), missing)
+            for case in cases
+        ]
+        if any(row["status"] == "failed" or row.get("cut_short") for row in earlier):
+            return False
+        for case, row in zip(cases, earlier, strict=True):
             if row["status"] == "measured":
                 self._remember(case, row["median_ms"] / 1e3)
-            self.rows.append(row)
+        self.rows += earlier
         return True
 
     def _run_group(self, cases: list[Case]) -> None:
+        programs = []
         with contextlib.closing(side_by_side(_compiled, cases)) as compiled:
-            found = zip(cases, compiled, strict=True)
-            programs = [self._usable(case, program) for case, program in found]
-        programs = [program for program in programs if program is not None]
+            for case, program in zip(cases, compiled, strict=True):
+                problem = self._why_not(case, program)
+                if problem is not None:
+                    status, reason = problem
+                    self._add(case, program, status, reason=reason)
+                elif not isinstance(program, Exception):
+                    programs.append(program)
         limit = self._limit()
-        resident = sum(program.memory.peak for program in programs)
-        if limit is None or resident < limit / 2:
+        needed = sum(program.memory.peak for program in programs)
+        if limit is None or needed < limit / 2:
             self._time(programs)
         else:
             for program in programs:
                 self._time([program])
 
-    def _usable(self, case: Case, program: Program | Exception) -> Program | None:
-        """The program if it can be run; otherwise adds a row with the reason."""
+    def _why_not(
+        self, case: Case, program: Program | Exception
+    ) -> tuple[str, str] | None:
+        """Why a case is not run: the status and the reason; None = it is."""
         if isinstance(program, Unsupported):
-            self._refuse(case, "not supported", str(program))
-            return None
+            return "not supported", str(program)
         if isinstance(program, Exception):
-            self._fail(case, program)
-            return None
+            return _failure(program)
         limit, needed = self._limit(), program.memory.peak
         if limit is not None and needed > limit:
             where = "free" if self.max_bytes is None else "allowed by --max-gb"
             reason = f"{needed / 1e9:,.3g} GB needed, {limit / 1e9:,.3g} GB {where}"
-            self._refuse(case, "does not fit", reason, program)
+            return "does not fit", reason
+        if case.line in self._stopped:
+            return "left out", self._stopped[case.line]
+        known = sorted(self._known.get(case.line, {}).items())
+        shorter = [(length, x) for length, x in known if length < case.length]
+        seconds = expected_seconds(shorter, case.length)
+        if seconds <= self.max_seconds:
             return None
-        reason = self._too_slow(case)
-        if reason is not None:
-            self._refuse(case, "left out", reason, program)
-            return None
-        return program
+        reason = f"a call would take about {seconds:,.1f} s"
+        self._stopped[case.line] = f"{reason} at {case.length:,} tokens"
+        return "left out", reason
 
     def _time(self, programs: Sequence[Program]) -> None:
         """Times programs in turns."""
-        samples: dict[int, list[float]] = {}
+        samples: dict[Program, list[float]] = {}
         cut_short = True
         try:
-            for index, program in enumerate(programs):
+            for program in programs:
                 try:
                     first = program.load(self.min_seconds)
                 except jax.errors.JaxRuntimeError as error:
                     program.unload()
-                    self._fail(program.case, error)
+                    status, reason = _failure(error)
+                    self._add(program.case, None, status, reason=reason)
                     continue
                 # One sample is enough for a case that took long.
-                samples[index] = [first] if first > self.max_seconds else []
+                samples[program] = [first] if first > self.max_seconds else []
                 if first > _LONG_SECONDS:
-                    self._sample([program], [samples[index]])
+                    self._sample({program: samples[program]})
                     program.unload()
-            turns = [index for index in samples if programs[index].loaded]
-            self._sample([programs[x] for x in turns], [samples[x] for x in turns])
+            self._sample({p: samples[p] for p in samples if p.loaded})
             cut_short = False
         finally:  # Also after Ctrl-C: measurements so far are kept.
-            for index, program in enumerate(programs):
+            for program in programs:
                 program.unload()
-                if samples.get(index):
-                    self._measured(program, samples[index], cut_short)
+                if samples.get(program):
+                    self._measured(program, samples[program], cut_short)
 
-    def _sample(
-        self, programs: Sequence[Program], samples: Sequence[list[float]]
-    ) -> None:
+    def _sample(self, samples: Mapping[Program, list[float]]) -> None:
         """Adds samples to each program, in turns."""
         for _ in range(self.repeats):
-            for program, seconds in zip(programs, samples, strict=True):
+            for program, seconds in samples.items():
                 if sum(seconds) <= self.max_seconds:
                     seconds.append(program.sample())
 
@@ -185,6 +193,7 @@ class Runner:
         self._remember(case, median)
         self._add(
             case,
+            program,
             "measured",
             median_ms=1e3 * median,
             fastest_ms=1e3 * min(samples),
@@ -193,41 +202,31 @@ class Runner:
             tokens_per_second=tokens / median,
             **(known if share <= _LARGEST_SHARE else {}),
             **({"cut_short": True} if cut_short else {}),
-            **_of_program(program),
         )
 
     def _remember(self, case: Case, seconds: float) -> None:
         self._known.setdefault(case.line, {})[case.length] = seconds
 
-    def _too_slow(self, case: Case) -> str | None:
-        if case.line in self._stopped:
-            return self._stopped[case.line]
-        known = sorted(self._known.get(case.line, {}).items())
-        shorter = [(length, x) for length, x in known if length < case.length]
-        seconds = expected_seconds(shorter, case.length)
-        if seconds <= self.max_seconds:
-            return None
-        reason = f"a call would take about {seconds:,.1f} s"
-        self._stopped[case.line] = f"{reason} at {case.length:,} tokens"
-        return reason
-
-    def _fail(self, case: Case, error: Exception) -> None:
-        text = first_line(error)
-        # XLA reports this itself if the analysis above did not foresee it.
-        status = "does not fit" if "RESOURCE_EXHAUSTED" in text else "failed"
-        self._refuse(case, status, text)
-
-    def _refuse(
-        self, case: Case, status: str, reason: str, program: Program | None = None
+    def _add(
+        self, case: Case, program: Program | Exception | None, status: str, **more: Any
     ) -> None:
-        self._add(case, status, reason=reason, **_of_program(program))
-
-    def _add(self, case: Case, status: str, **values: Any) -> None:
-        self.rows.append({**case.to_dict(), "status": status, **values})
-        self.on_row(self.rows[-1])
+        row = {**case.to_dict(), "status": status, **more}
+        if program is not None and not isinstance(program, Exception):
+            row["peak_bytes"] = program.memory.peak
+            row["temporary_bytes"] = program.memory.temporary
+            row["compile_seconds"] = program.compile_seconds
+        self.rows.append(row)
+        self.on_row(row)
 
     def _limit(self) -> int | None:
         return available_bytes() if self.max_bytes is None else self.max_bytes
+
+
+def _failure(error: Exception) -> tuple[str, str]:
+    """The status and the reason of a case that failed."""
+    text = first_line(error)
+    # XLA reports this itself if the analysis of the program did not foresee it.
+    return "does not fit" if "RESOURCE_EXHAUSTED" in text else "failed", text
 
 
 def is_of(row: Row, case: Case) -> bool:
@@ -263,16 +262,6 @@ def _compiled(case: Case) -> Program | Exception:
         NotImplementedError,
     ) as error:
         return error
-
-
-def _of_program(program: Program | None) -> Row:
-    if program is None:
-        return {}
-    return {
-        "peak_bytes": program.memory.peak,
-        "temporary_bytes": program.memory.temporary,
-        "compile_seconds": program.compile_seconds,
-    }
 
 
 def expected_seconds(known: Sequence[tuple[int, float]], length: int) -> float:

@@ -26,6 +26,7 @@ from lra_jax.training.optimizer import make_optimizer
 from lra_jax.training.step import compiled_step, init_state, step_function
 
 Arguments = tuple[Any, ...]
+Arrays = dict[str, jax.Array]
 
 
 class Unsupported(Exception):
@@ -99,56 +100,58 @@ def make_work(case: Case) -> Work:
 
 
 def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
-    keywords = _keywords(mechanism, options)
-    keywords |= {"is_causal": case.causal, "max_length": case.length}
-    accepted = registry.accepted_keywords(mechanism.attention)
-    if accepted is not None:
-        keywords = {k: v for k, v in keywords.items() if k in accepted}
+    sizes = {"is_causal": case.causal, "max_length": case.length}
+    keywords = _keywords(mechanism, options) | sizes
+    keywords = _accepted(mechanism.attention, keywords)
     shape = (case.batch_size, case.length, case.heads, case.head_dim)
 
-    def call(given: dict[str, jax.Array], *arrays: jax.Array) -> jax.Array:
-        return mechanism.attention(*arrays, **given, **keywords)
+    def call(extra: Arrays, *arrays: jax.Array) -> jax.Array:
+        return mechanism.attention(*arrays, **extra, **keywords)
 
-    def both(given: dict[str, jax.Array], *arrays: jax.Array) -> Any:
+    def both(extra: Arrays, *arrays: jax.Array) -> Any:
         *inputs, cotangent = arrays
-        out, pullback = pulled_back(mechanism, call, given, inputs)
+        out, pullback = pulled_back(mechanism, call, extra, inputs)
         return out, pullback(cotangent)
 
     backward = case.work == "forward+backward"
 
     def make() -> Arguments:
-        given = own_arrays(case, mechanism, options)
+        extra = own_arrays(case, mechanism, options)
         if case.rows == "padded":
-            given["mask"] = _mask(case)
-        return given, *_random(shape, case.dtype, 4 if backward else 3)
+            extra["mask"] = _mask(case)
+        return extra, *_random(shape, case.dtype, 4 if backward else 3)
 
     return Work(both if backward else call, make)
+
+
+def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The keywords that a function accepts."""
+    names = registry.accepted_keywords(function)
+    return {k: v for k, v in keywords.items() if names is None or k in names}
 
 
 def pulled_back(
     mechanism: Any,
     call: Callable[..., jax.Array],
-    given: dict[str, jax.Array],
+    extra: Arrays,
     inputs: Sequence[jax.Array],
 ) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """The output of ``call(given, *inputs)``, and the function of its cotangent that
+    """The output of ``call(extra, *inputs)``, and the function of its cotangent that
     gives all gradients that training needs: those of gates and parameters too, but not
     those of buffers and integers."""
     learned = {
         name: x
-        for name, x in given.items()
+        for name, x in extra.items()
         if name not in mechanism.buffers and jnp.issubdtype(x.dtype, jnp.floating)
     }
 
-    def run(learned: dict[str, jax.Array], *arrays: jax.Array) -> jax.Array:
-        return call(given | learned, *arrays)
+    def run(learned: Arrays, *arrays: jax.Array) -> jax.Array:
+        return call(extra | learned, *arrays)
 
     return jax.vjp(run, learned, *inputs)
 
 
-def own_arrays(
-    case: Case, mechanism: Any, options: dict[str, Any]
-) -> dict[str, jax.Array]:
+def own_arrays(case: Case, mechanism: Any, options: dict[str, Any]) -> Arrays:
     """The arrays that a mechanism takes besides query, key and value: its parameters,
     made with these options, and random gates."""
     return _parameters(case, mechanism, options) | _gates(case, mechanism, options)
@@ -161,16 +164,16 @@ def _mask(case: Case) -> jax.Array:
     return jnp.broadcast_to(visible, (case.batch_size, case.length))
 
 
-def _gates(case: Case, mechanism: Any, options: dict[str, Any]) -> dict[str, jax.Array]:
+def _gates(case: Case, mechanism: Any, options: dict[str, Any]) -> Arrays:
     """The gates that a layer would pass to the mechanism, with random values."""
     shape = (case.batch_size, case.length, case.heads)
-    found = {}
+    arrays = {}
     for number, gate in enumerate(mechanism.gates_with(options)):
         width = () if gate.width == "one" else (case.head_dim,)
         key = jax.random.key(2 + number)
         drawn = jax.random.normal(key, (*shape, *width), jnp.dtype(case.dtype))
-        found[gate.name] = gates.activated(gate.activation, drawn)
-    return found
+        arrays[gate.name] = gates.activated(gate.activation, drawn)
+    return arrays
 
 
 def _keywords(mechanism: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -179,14 +182,14 @@ def _keywords(mechanism: Any, options: dict[str, Any]) -> dict[str, Any]:
     Raises:
       Unsupported: an option only sets the widths of a layer, of which there is none.
     """
-    own, keywords = split_options(mechanism, options)
-    gates = {gate.option for gate in mechanism.gates}
-    for name in options.keys() - (own.keys() | keywords.keys() | gates):
+    of_parameters, keywords = split_options(mechanism, options)
+    used = of_parameters.keys() | keywords.keys()
+    for name in options.keys() - used - {gate.option for gate in mechanism.gates}:
         raise Unsupported(f"{name} sets the widths of a layer: measure --work=train")
     return keywords
 
 
-def _parameters(case: Case, mechanism: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _parameters(case: Case, mechanism: Any, options: dict[str, Any]) -> Arrays:
     """The mechanism's own arrays, in the dtype of the case."""
     make = mechanism.make_parameters
     if make is None:
@@ -199,8 +202,7 @@ def _parameters(case: Case, mechanism: Any, options: dict[str, Any]) -> dict[str
     }
     taken = named(make)
     sizes = {name: size for name, size in sizes.items() if name in taken}
-    own, _ = split_options(mechanism, options)
-    return make(jax.random.key(1), **sizes, **own)
+    return make(jax.random.key(1), **sizes, **split_options(mechanism, options)[0])
 
 
 def _random(shape: tuple[int, ...], dtype: str, count: int) -> tuple[jax.Array, ...]:
@@ -226,18 +228,14 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
         one = dataclasses.replace(case, length=1)
         gates = {name: x[:, 0] for name, x in _gates(one, mechanism, options).items()}
         parameters = _parameters(case, mechanism, options)
-        given, settings = parameters | gates, parameters | keywords
-        taken = registry.accepted_keywords(start) or frozenset()
-        if "max_length" in taken:
-            settings |= {"max_length": case.length + 1}
+        settings = parameters | keywords | {"max_length": case.length + 1}
         if keeps_all:  # Its cache has the dtype of the keys; sums are float32.
             settings |= {"dtype": jnp.dtype(case.dtype)}
-        settings = {k: v for k, v in settings.items() if k in taken}
-        arrays = _random(sizes, case.dtype, 3)
-        return start(*sizes, **settings), given, *arrays
+        state = start(*sizes, **_accepted(start, settings))
+        return state, parameters | gates, *_random(sizes, case.dtype, 3)
 
-    def function(state: Any, given: dict[str, Any], *arrays: jax.Array) -> Any:
-        return step(state, *arrays, **given, **keywords)
+    def function(state: Any, extra: Arrays, *arrays: jax.Array) -> Any:
+        return step(state, *arrays, **extra, **keywords)
 
     def feed(arguments: Arguments, results: Any) -> Arguments:
         return results[1], *arguments[1:]
@@ -260,14 +258,13 @@ def _make_model(
     )
 
 
-def _batch(case: Case) -> dict[str, jax.Array]:
+def _batch(case: Case) -> Arrays:
     """Sequences without padding, as in the papers' tables."""
     tokens, labels = jax.random.split(jax.random.key(0))
     rows = (case.batch_size,)
+    shape, words = (*rows, case.length), case.model.vocab_size
     return {
-        "tokens": jax.random.randint(
-            tokens, (*rows, case.length), 1, case.model.vocab_size
-        ),
+        "tokens": jax.random.randint(tokens, shape, 1, words),
         "lengths": jnp.full(rows, case.length, jnp.int32),
         "labels": jax.random.randint(labels, rows, 0, case.model.num_classes),
     }
@@ -283,7 +280,7 @@ def _model(case: Case, mechanism: Any, options: dict[str, Any]) -> tuple[Any, An
 def _inference(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     graphdef, params = _model(case, mechanism, options)
 
-    def function(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    def function(params: Any, batch: Arrays) -> jax.Array:
         return classification_loss(nnx.merge(graphdef, params), batch)["correct"]
 
     return Work(function, lambda: (params(), _batch(case)))
