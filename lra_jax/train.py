@@ -148,7 +148,7 @@ def _together(command: str) -> Iterator[None]:
 
 def _draw(session: Any) -> None:
     """Draws the curves of a finished run in its directory, if missing or outdated."""
-    from lra_jax.reports import run_curves
+    from lra_jax.reports import curves
     from lra_jax.training import hosts
 
     config, file = session.config, session.workdir / "curves.png"
@@ -157,7 +157,7 @@ def _draw(session: Any) -> None:
     ended = (session.workdir / "result.json").stat().st_mtime
     if not file.exists() or file.stat().st_mtime < ended:
         title = f"{config.mixers} on {config.task}, preset {config.preset}"
-        if run_curves.draw(session.workdir, title) is not None:
+        if curves.draw_run(session.workdir, title) is not None:
             session.console.line(f"curves in {file}")
 
 

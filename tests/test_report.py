@@ -8,14 +8,9 @@ import pytest
 
 from lra_jax import report
 from lra_jax.configs import get_preset
-from lra_jax.reports import charts, exports, results
-from lra_jax.reports.runs import (
-    differing_settings,
-    group_runs,
-    read_runs,
-    repeated,
-    unfinished,
-)
+from lra_jax.reports import charts, curves, exports, results
+from lra_jax.reports.comparison import differing_settings
+from lra_jax.reports.runs import group_runs, read_runs, repeated, unfinished
 
 LENGTHS = "test_accuracy_by_length"
 
@@ -382,7 +377,7 @@ def test_curves(runs):
     metrics.write_text(metrics.read_text() + json.dumps(more) + "\n")
     changed = runs / "a2" / "metrics.jsonl"
     changed.write_text(changed.read_text().replace("0.1,", "0.4,"))
-    first, second = results.learning_curves(group_runs(read_runs(runs)[0]))
+    first, second = curves.learning_curves(group_runs(read_runs(runs)[0]))
     assert first.label == "cosformer, compact" and list(first.x) == [1000, 2000]
     assert first.y == pytest.approx([20, 20])
     assert [len(x) for x, _ in first.faint] == [2, 3, 2]
@@ -421,9 +416,15 @@ def change(file, **values):
                 *(("valid_accuracy_best", "99"), ("valid_accuracy_best", 101.0)),
                 *((LENGTHS, [1]), (LENGTHS, {"20": "x"}), (LENGTHS, {"20": 101})),
                 *((LENGTHS, {"a": 1.0}), ("seal", "0" * 64)),
+                *(("state_size", "x"), ("test_perplexity_best", [1])),
+                *(("test_bits_per_byte_best", math.inf), ("chance", {})),
             )
         ),
         (lambda f: change(f / "config.json", task="../x"), "got '../x'"),
+        (lambda f: change(f / "config.json", task=["listops"]), "a1: "),
+        (lambda f: change(f / "config.json", model="deep", train=3), "a1: "),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), "a1: "),
+        (lambda f: (f / "config.json").write_bytes(b"\xff"), "a1: "),
         (
             lambda f: (f / "metrics.jsonl").write_text("{a}\n"),
             "a1: metrics.jsonl, line 1: expected metrics",
@@ -670,7 +671,7 @@ def test_runs_of_other_lengths_are_not_on_one_axis():
         charts.Line(str(last), [last // 2, last], [1.0, 2.0])
         for last in (4000, 100, 1000, 200)
     ]
-    panels = results._by_length(lines)
+    panels = curves.by_length(lines)
     assert [[line.label for line in panel] for panel in panels] == [
         ["100", "200"],
         ["4000", "1000"],

@@ -7,7 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lra_jax.reports.runs import Group, differing_settings
+from lra_jax.reports.comparison import differing_settings
+from lra_jax.reports.runs import Group
 from lra_jax.reports.table import Table
 from lra_jax.tasks import get_task
 from lra_jax.training.scores import standard_error

@@ -1,26 +1,19 @@
 """The report of finished runs: our rows with the published ones, and the curves."""
 
 import collections
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lra_jax.configs import TASKS, Config, ModelConfig
-from lra_jax.reports import charts
+from lra_jax.reports import curves
+from lra_jax.reports.comparison import best_group, differing_code, full_title, title
 from lra_jax.reports.page import Page, Table
-from lra_jax.reports.runs import (
-    Group,
-    best_group,
-    differing_code,
-    differing_settings,
-)
+from lra_jax.reports.runs import Group
 from lra_jax.reports.suites import add_suites
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
 from lra_jax.training.scores import standard_error
 
-_LONGER = 4  # A run may have this many times the steps of others in its panel.
 _CHECKPOINTS = (
     "Checkpoint rule: test accuracy is that of the checkpoint with the highest "
     "accuracy on the validation split, or the lowest loss where the protocol says so; "
@@ -79,7 +72,7 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
         if other:
             page.text(_OTHERS)
             page.table(*task_table(task, other))
-        lines = learning_curves(members)
+        lines = curves.learning_curves(members)
         if lines:
             caption = f"Learning curves of {task}: validation accuracy against steps."
             if any(line.faint for line in lines):
@@ -87,7 +80,7 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
                     " Thin lines are seeds, the thick one is their mean, the band "
                     "their sample standard deviation."
                 )
-            page.figure(f"curves-{task}", _chart(task, lines), caption)
+            page.figure(f"curves-{task}", curves.draw(task, lines), caption)
     if groups:
         page.heading("All tasks")
         page.text(_AVERAGES)
@@ -157,7 +150,7 @@ def _averages(groups: Sequence[Group]) -> list[Row]:
     tried: dict[str, dict[str, list[Group]]] = {}
     for group in groups:
         if group.config.task in SIX:
-            words = (_model(group), *differing_code(group, groups))
+            words = (title(group), *differing_code(group, groups))
             own = tried.setdefault(", ".join(words), {})
             own.setdefault(group.config.task, []).append(group)
     source = "this report; of several settings the best by validation"
@@ -190,60 +183,6 @@ def _shortened(commit: str) -> str:
     return f"{number[:12]}{dash}{dirty}"
 
 
-def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
-    """Validation accuracy in percent of each group that has any: the mean over seeds at
-    the steps common to all, and each seed."""
-    lines = []
-    for group in groups:
-        seeds = [
-            {
-                m["step"]: 100 * m["accuracy"]
-                for m in run.metrics
-                if m["split"] == "valid" and isinstance(m.get("accuracy"), float)
-            }
-            for run in group.runs
-        ]
-        steps = sorted(set.intersection(*map(set, seeds)))
-        if steps:
-            mean = [sum(seed[step] for seed in seeds) / len(seeds) for step in steps]
-            several = seeds if len(seeds) > 1 else ()
-            faint = [(list(seed), list(seed.values())) for seed in several]
-            band = None
-            if several:
-                by_step = ([seed[step] for seed in seeds] for step in steps)
-                band = [statistics.stdev(values) for values in by_step]
-            name = _named(group, groups)
-            lines.append(charts.Line(name, steps, mean, band, faint))
-    return lines
-
-
-def _chart(task: str, lines: Sequence[charts.Line]) -> Any:
-    """The curves, with runs of about the same length in one panel."""
-    panels = _by_length(lines)
-    columns = len(panels)
-    figure, axes = charts.figure(1, columns, size=(8 if columns == 1 else 4.6, 4))
-    for axis, shown in zip(axes[0], panels, strict=True):
-        last = max(line.x[-1] for line in shown)
-        title = task if columns == 1 else f"{task}, up to {last:,} steps"
-        charts.draw(axis, shown, title=title, xlabel="training step")
-        charts.whole_numbers(axis)
-    axes[0, 0].set_ylabel("validation accuracy, %")
-    charts.legend(figure, axes)
-    return figure
-
-
-def _by_length(lines: Sequence[charts.Line]) -> list[list[charts.Line]]:
-    """Groups lines whose last steps are within a factor of four; styles follow the
-    given order."""
-    styled = [line._replace(style=n) for n, line in enumerate(lines)]
-    panels: list[list[charts.Line]] = []
-    for line in sorted(styled, key=lambda line: line.x[-1]):
-        if not panels or line.x[-1] > _LONGER * panels[-1][0].x[-1]:
-            panels.append([])
-        panels[-1].append(line)
-    return [sorted(panel, key=lambda line: line.style or 0) for panel in panels]
-
-
 def commands(groups: Sequence[Group]) -> list[str]:
     """The command of every run, with the versions and the commit that it used."""
     lines = []
@@ -270,20 +209,10 @@ def differing_versions(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def _model(group: Group) -> str:
-    return f"{group.config.mixers}, {group.config.preset}"
-
-
-def _named(group: Group, groups: Sequence[Group]) -> str:
-    """The mechanism and its preset, with any settings that distinguish the group."""
-    differing = differing_settings(group, groups)
-    return f"{_model(group)} ({differing})" if differing else _model(group)
-
-
 def _own_row(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
     best = "(saw the test)" if group.last_only else _spread(group, "test_accuracy_best")
     return (
-        _named(group, groups),
+        full_title(group, groups),
         best,
         _spread(group, "test_accuracy_last"),
         ", ".join(str(run.config.seed) for run in group.runs),

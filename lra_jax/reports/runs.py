@@ -5,13 +5,13 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lra_jax import own_code
-from lra_jax.configs import Config, get_preset
-from lra_jax.errors import expected, renamed
+from lra_jax.configs import Config
+from lra_jax.errors import expected, on_one_line, renamed
 from lra_jax.files import walked
 from lra_jax.tasks import get_task
 from lra_jax.training.metrics import FILE, missing_reports, read_metrics
@@ -58,6 +58,11 @@ class Group:
     def results(self) -> list[dict[str, Any]]:
         """The result of each run."""
         return [run.result for run in self.runs if run.result is not None]
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of the examples."""
+        return self.results[0]["data_fingerprint"]
 
     @property
     def official(self) -> bool:
@@ -140,8 +145,9 @@ def _read_folder(folder: Path) -> tuple[list[Run], list[str]]:
     for place in sorted(place for place, _, x in walked(folder) if "config.json" in x):
         try:
             runs.append(_read_run(place))
-        except (ValueError, OSError) as error:
-            problems.append(" ".join(f"{place}: {error}".split()))
+        except Exception as error:  # Whatever is in one folder, the others are read.
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            problems.append(f"{place}: {kind}{on_one_line(error)}")
     if not runs and not problems:
         raise expected("RUNS", "run directories (with a config.json)", folder)
     return runs, problems
@@ -158,35 +164,6 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         for seeds in _by_seed(runs)
     ]
     return sorted(groups, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
-
-
-def best_group(groups: Sequence[Group]) -> Group | None:
-    """The best of several settings, without a look at the test split.
-
-    Only groups with the most seeds are compared: the missing seeds of a setting may be
-    those that failed. Groups of equal accuracy are compared by their validation loss,
-    and then by their settings, the preset's own first.
-
-    Returns:
-      None if several of them are left, and validation was the test split.
-    """
-    if len(groups) < 2:
-        return groups[0] if groups else None
-    most = max(len(group.runs) for group in groups)
-    compared = [group for group in groups if len(group.runs) == most]
-    if len(compared) > 1 and any(group.last_only for group in compared):
-        return None
-    by_loss = all(group.config.train.best_by == "loss" for group in compared)
-    return min(compared, key=lambda group: _rank(group, by_loss))
-
-
-def _rank(group: Group, by_loss: bool) -> tuple[Any, ...]:
-    """Lower for better groups."""
-    loss = group.mean("valid_loss_best")
-    accuracy = group.mean("valid_accuracy_best")
-    changed = settings_unlike_preset(group, apart_from=())
-    others = len(changed), repr(sorted(group.config.identity().items()))
-    return (loss, *others) if by_loss else (-accuracy, loss, *others)
 
 
 def repeated(runs: Sequence[Run]) -> list[str]:
@@ -212,134 +189,6 @@ def _by_seed(runs: Sequence[Run]) -> list[dict[int, list[Run]]]:
             key += (run.result["data_fingerprint"], run.code)
             groups.setdefault(key, {}).setdefault(seed, []).append(run)
     return list(groups.values())
-
-
-def differing_settings(group: Group, groups: Sequence[Group]) -> str:
-    """Distinguishes a group from others of its task, mechanism and preset by the flags
-    that differ, as in ``learning_rate=0.001``; empty if it is the only one."""
-
-    def shared(one: Group) -> tuple[str, ...]:
-        return one.config.task, one.config.mixers, one.config.preset
-
-    same = [one for one in groups if shared(one) == shared(group)]
-    settings = [{**one.config.identity(), "seed": 0} for one in same]
-    mine = {**group.config.identity(), "seed": 0}
-    if len({_fingerprint(one) for one in same}) == 1:
-        # The same files, wherever they lie.
-        settings = [one | {"data.path": mine.get("data.path")} for one in settings]
-    words = [
-        f"{_short(name, mine)}={mine[name]}" for name in _differing(mine, settings)
-    ]
-    if len({_fingerprint(one) for one in same}) > 1:
-        words.append(f"data {_fingerprint(group)[:6]}")
-    return ", ".join([*words, *differing_code(group, same)])
-
-
-def differing_code(group: Group, groups: Sequence[Group]) -> list[str]:
-    """Distinguishes the version of a user's attention, if there are several, by the
-    first run of it, whose folder holds its source."""
-    same = [one for one in groups if one.config.attention == group.config.attention]
-    first = {one.runs[0].code: one.runs[0].folder for one in reversed(same)}
-    return [f"code of {first[group.runs[0].code]}"] if len(first) > 1 else []
-
-
-def differing_data(group: Group, groups: Sequence[Group]) -> str:
-    """Distinguishes the examples of a group from others of its task by the settings
-    that differ, as in ``data.length=64``; empty if all groups have the same ones."""
-    same = [one for one in groups if one.config.task == group.config.task]
-    # One group for each set of examples, whatever the path from which it was read.
-    several = {_fingerprint(one): one for one in reversed(same)}
-    if len(several) == 1:
-        return ""
-    settings = {name: _data_settings(one) for name, one in several.items()}
-    mine = settings.pop(_fingerprint(group))
-    words = [f"{name}={mine[name]}" for name in _differing(mine, settings.values())]
-    if mine in settings.values():
-        words.append(f"data {_fingerprint(group)[:6]}")
-    return ", ".join(words)
-
-
-def differing_starts(group: Group, groups: Sequence[Group]) -> list[str]:
-    """Distinguishes a group from others of its task by the data settings, as in
-    ``checkpoint=RUN``, that differ and change training but not the examples."""
-
-    def starts(one: Group) -> dict[str, Any]:
-        return {
-            name: getattr(one.config.data, name) for name in one.config.data.of_start
-        }
-
-    same = [one for one in groups if one.config.task == group.config.task]
-    mine = starts(group)
-    return [f"{name}={mine[name]}" for name in _differing(mine, map(starts, same))]
-
-
-def settings_unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]:
-    """The settings of model and training that are not the preset's, as NAME=value.
-
-    Empty if there is no such preset any more. On other examples than the preset's, the
-    batches and the length of the model follow the examples, and are left out.
-    """
-    config = group.config
-    if config.preset not in get_task(config.task).presets:
-        return []
-    preset = get_preset(config.task, config.preset, config.attention).identity()
-    mine, skipped = config.identity(), {*apart_from, *_OF_REPORTING}
-    if data_unlike_preset(group):
-        skipped |= {"train.batch_size", "model.max_length"}
-    return [
-        f"{_short(name, mine)}={value}"
-        for name, value in config.protocol().items()
-        if name not in skipped and value != preset.get(name)
-    ]
-
-
-def data_unlike_preset(group: Group) -> list[str]:
-    """The settings of the examples that are not the preset's, as NAME=value; empty if
-    there is no such preset any more."""
-    config = group.config
-    if config.preset not in get_task(config.task).presets:
-        return []
-    preset = get_preset(config.task, config.preset, config.attention).identity()
-    return [
-        f"{name.removeprefix('data.')}={value}"
-        for name, value in _data_settings(group).items()
-        if value != preset.get(name)
-    ]
-
-
-_OF_REPORTING = ("train.log_every", "train.eval_batch_size")
-
-
-def _fingerprint(group: Group) -> str:
-    """The hash of the examples."""
-    return group.results[0]["data_fingerprint"]
-
-
-def _data_settings(group: Group) -> dict[str, Any]:
-    """The settings that determine which examples there are."""
-    config = group.config
-    of_batches = {f"data.{name}" for name in config.data.of_batches}
-    return {
-        name: value
-        for name, value in config.identity().items()
-        if name.startswith("data.") and name not in of_batches
-    }
-
-
-def _differing(
-    mine: Mapping[str, Any], others: Iterable[Mapping[str, Any]]
-) -> list[str]:
-    """The names of the settings in which one differs from any of the others."""
-    others = list(others)
-    return [n for n, value in mine.items() if any(x.get(n) != value for x in others)]
-
-
-def _short(name: str, names: Iterable[str]) -> str:
-    """The last word of a setting's name where a command line takes it for this one: no
-    other setting has it, or this is the one of training."""
-    end = name.rpartition(".")[2]
-    alike = [other for other in names if other.rpartition(".")[2] == end]
-    return end if len(alike) == 1 or name.startswith("train.") else name
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
@@ -382,6 +231,12 @@ def _read_run(folder: Path) -> Run:
 
 def _check_result(result: dict[str, Any]) -> None:
     """Refuses values that the tables cannot show, or would show as invalid numbers."""
+    more = {n for n in result if n.startswith("test_")} - {"test_accuracy_by_length"}
+    more |= {n for n in ("state_size", "chance") if result.get(n) is not None}
+    for name in sorted(more - {*NUMBERS}):
+        value = result[name]
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise expected(f"result.json: {name}", "a finite number", repr(value))
     for name in NUMBERS:
         value = result.get(name)
         place = f"result.json: {name}"

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lra_jax.reports import charts
-from lra_jax.reports.page import Page, Table
-from lra_jax.reports.runs import (
-    Group,
+from lra_jax.reports.comparison import (
     best_group,
     data_unlike_preset,
     differing_code,
@@ -22,6 +20,8 @@ from lra_jax.reports.runs import (
     differing_starts,
     settings_unlike_preset,
 )
+from lra_jax.reports.page import Page, Table
+from lra_jax.reports.runs import Group
 from lra_jax.tasks import Task, get_task, suites
 from lra_jax.training.scores import own_scores
 

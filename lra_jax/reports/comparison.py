@@ -1,0 +1,161 @@
+"""Compares groups of runs: what tells them apart, and which is best by validation."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lra_jax.configs import get_preset
+from lra_jax.reports.runs import Group
+from lra_jax.tasks import get_task
+
+_OF_REPORTING = ("train.log_every", "train.eval_batch_size")
+
+
+def best_group(groups: Sequence[Group]) -> Group | None:
+    """The best of several settings, without a look at the test split.
+
+    Only groups with the most seeds are compared: the missing seeds of a setting may be
+    those that failed. Groups of equal accuracy are compared by their validation loss,
+    and then by their settings, the preset's own first.
+
+    Returns:
+      None if several of them are left, and validation was the test split.
+    """
+    most = max((len(group.runs) for group in groups), default=0)
+    compared = [group for group in groups if len(group.runs) == most]
+    if len(compared) > 1 and any(group.last_only for group in compared):
+        return None
+    by_loss = all(group.config.train.best_by == "loss" for group in compared)
+
+    def rank(group: Group) -> tuple[Any, ...]:
+        """Lower for better groups."""
+        loss = group.mean("valid_loss_best")
+        accuracy = group.mean("valid_accuracy_best")
+        changed = settings_unlike_preset(group, apart_from=())
+        others = len(changed), repr(sorted(group.config.identity().items()))
+        return (loss, *others) if by_loss else (-accuracy, loss, *others)
+
+    return min(compared, key=rank, default=None)
+
+
+def title(group: Group) -> str:
+    """The mechanism of a group and its preset."""
+    return f"{group.config.mixers}, {group.config.preset}"
+
+
+def full_title(group: Group, groups: Sequence[Group]) -> str:
+    """The same with any settings that tell the group from others."""
+    settings = differing_settings(group, groups)
+    return f"{title(group)} ({settings})" if settings else title(group)
+
+
+def differing_settings(group: Group, groups: Sequence[Group]) -> str:
+    """Distinguishes a group from others of its task, mechanism and preset by the flags
+    that differ, as in ``learning_rate=0.001``; empty if it is the only one."""
+    task = group.config.task
+    same = [
+        one for one in groups if (one.config.task, title(one)) == (task, title(group))
+    ]
+    settings = [{**one.config.identity(), "seed": 0} for one in same]
+    mine = {**group.config.identity(), "seed": 0}
+    one_data = len({one.fingerprint for one in same}) == 1
+    if one_data:  # The same files, wherever they lie.
+        settings = [one | {"data.path": mine.get("data.path")} for one in settings]
+    words = _differences(mine, settings, lambda name: _short(name, mine))
+    if not one_data:
+        words.append(f"data {group.fingerprint[:6]}")
+    return ", ".join([*words, *differing_code(group, same)])
+
+
+def differing_code(group: Group, groups: Sequence[Group]) -> list[str]:
+    """Distinguishes the version of a user's attention, if there are several, by the
+    first run of it, whose folder holds its source."""
+    same = [one for one in groups if one.config.attention == group.config.attention]
+    first = {one.runs[0].code: one.runs[0].folder for one in reversed(same)}
+    return [f"code of {first[group.runs[0].code]}"] if len(first) > 1 else []
+
+
+def differing_data(group: Group, groups: Sequence[Group]) -> str:
+    """Distinguishes the examples of a group from others of its task by the settings
+    that differ, as in ``data.length=64``; empty if all groups have the same ones."""
+    same = [one for one in groups if one.config.task == group.config.task]
+    # One group for each set of examples, whatever the path from which it was read.
+    settings = {one.fingerprint: _data_settings(one) for one in reversed(same)}
+    mine = settings.pop(group.fingerprint)
+    words = _differences(mine, settings.values())
+    if mine in settings.values():
+        words.append(f"data {group.fingerprint[:6]}")
+    return ", ".join(words)
+
+
+def differing_starts(group: Group, groups: Sequence[Group]) -> list[str]:
+    """Distinguishes a group from others of its task by the data settings, as in
+    ``checkpoint=RUN``, that differ and change training but not the examples."""
+
+    def starts(one: Group) -> dict[str, Any]:
+        data = one.config.data
+        return {name: getattr(data, name) for name in data.of_start}
+
+    same = [one for one in groups if one.config.task == group.config.task]
+    return _differences(starts(group), map(starts, same))
+
+
+def settings_unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]:
+    """The settings of model and training that are not the preset's, as NAME=value.
+
+    Empty if there is no such preset any more. On other examples than the preset's, the
+    batches and the length of the model follow the examples, and are left out.
+    """
+    skipped = {*apart_from, *_OF_REPORTING}
+    if data_unlike_preset(group):
+        skipped |= {"train.batch_size", "model.max_length"}
+    every = group.config.identity()
+    mine = {n: x for n, x in group.config.protocol().items() if n not in skipped}
+    return _differences(mine, _preset(group), lambda name: _short(name, every))
+
+
+def data_unlike_preset(group: Group) -> list[str]:
+    """The settings of the examples that are not the preset's, as NAME=value; empty if
+    there is no such preset any more."""
+    mine = _data_settings(group)
+    return _differences(mine, _preset(group), lambda name: name.removeprefix("data."))
+
+
+def _preset(group: Group) -> list[dict[str, Any]]:
+    """The settings of a group's preset, if there still is one."""
+    config = group.config
+    if config.preset not in get_task(config.task).presets:
+        return []
+    return [get_preset(config.task, config.preset, config.attention).identity()]
+
+
+def _data_settings(group: Group) -> dict[str, Any]:
+    """The settings that determine which examples there are."""
+    config = group.config
+    of_batches = {f"data.{name}" for name in config.data.of_batches}
+    return {
+        name: value
+        for name, value in config.identity().items()
+        if name.startswith("data.") and name not in of_batches
+    }
+
+
+def _differences(
+    mine: Mapping[str, Any],
+    others: Iterable[Mapping[str, Any]],
+    show: Callable[[str], str] = str,
+) -> list[str]:
+    """The settings in which one differs from any of the others, as NAME=value."""
+    others = list(others)
+    return [
+        f"{show(name)}={value}"
+        for name, value in mine.items()
+        if any(other.get(name) != value for other in others)
+    ]
+
+
+def _short(name: str, names: Iterable[str]) -> str:
+    """The last word of a setting's name where a command line takes it for this one: no
+    other setting has it, or this is the one of training."""
+    end = name.rpartition(".")[2]
+    alike = [other for other in names if other.rpartition(".")[2] == end]
+    return end if len(alike) == 1 or name.startswith("train.") else name

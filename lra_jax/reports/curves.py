@@ -1,0 +1,102 @@
+"""Learning curves: those of a run in its own directory, and those of a report."""
+
+import contextlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lra_jax.files import replacing
+from lra_jax.reports import charts
+from lra_jax.reports.comparison import full_title
+from lra_jax.reports.runs import Group
+from lra_jax.training.metrics import read_metrics
+
+_LONGER = 4  # A run may have this many times the steps of others in its panel.
+
+
+def draw_run(workdir: Path, title: str) -> Path | None:
+    """Writes ``curves.png``: loss and accuracy, in training and validation.
+
+    Returns:
+      Its path; None without metrics, or if it cannot be written, since a missing
+      picture must not fail the run.
+    """
+    metrics = read_metrics(workdir)
+    if not metrics:
+        return None
+    with charts.style():
+        figure, axes = charts.figure(1, 2, size=(4.6, 3.2))
+        panels = (("loss", 1, "cross-entropy, nats"), ("accuracy", 100, "accuracy, %"))
+        for axis, (name, unit, label) in zip(axes[0], panels, strict=True):
+            lines = [
+                charts.Line(words, list(points), list(points.values()))
+                for split, words in (("train", "training"), ("valid", "validation"))
+                if (points := _points(metrics, split, name, unit))
+            ]
+            charts.draw(axis, lines, xlabel="training step", ylabel=label)
+            charts.whole_numbers(axis)
+        figure.suptitle(title, fontsize=11)
+        charts.legend(figure, axes)
+        file = workdir / "curves.png"
+        with contextlib.suppress(OSError):
+            with replacing(file) as partial:
+                partial.write_bytes(charts.to_png(figure))
+            return file
+    return None
+
+
+def _points(
+    metrics: Iterable[Mapping[str, Any]], split: str, name: str, unit: float
+) -> dict[int, float]:
+    """A metric of a split by step, in a unit."""
+    of_split = (line for line in metrics if line["split"] == split)
+    return {line["step"]: unit * line[name] for line in of_split if name in line}
+
+
+def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
+    """Validation accuracy in percent of each group that has any: the mean over seeds at
+    the steps common to all, and each seed."""
+    lines = []
+    for group in groups:
+        seeds = [_points(run.metrics, "valid", "accuracy", 100) for run in group.runs]
+        steps = sorted(set.intersection(*map(set, seeds)))
+        if not steps:
+            continue
+        values = [[seed[step] for seed in seeds] for step in steps]
+        line = charts.Line(
+            full_title(group, groups), steps, list(map(statistics.fmean, values))
+        )
+        if len(seeds) > 1:
+            faint = [(list(seed), list(seed.values())) for seed in seeds]
+            spread = list(map(statistics.stdev, values))
+            line = line._replace(spread=spread, faint=faint)
+        lines.append(line)
+    return lines
+
+
+def draw(task: str, lines: Sequence[charts.Line]) -> Any:
+    """The curves of a task, with runs of about the same length in one panel."""
+    panels = by_length(lines)
+    columns = len(panels)
+    figure, axes = charts.figure(1, columns, size=(8 if columns == 1 else 4.6, 4))
+    for axis, panel in zip(axes[0], panels, strict=True):
+        last = max(line.x[-1] for line in panel)
+        title = task if columns == 1 else f"{task}, up to {last:,} steps"
+        charts.draw(axis, panel, title=title, xlabel="training step")
+        charts.whole_numbers(axis)
+    axes[0, 0].set_ylabel("validation accuracy, %")
+    charts.legend(figure, axes)
+    return figure
+
+
+def by_length(lines: Sequence[charts.Line]) -> list[list[charts.Line]]:
+    """Groups lines whose last steps are within a factor of four; styles follow their
+    order."""
+    styled = [line._replace(style=n) for n, line in enumerate(lines)]
+    panels: list[list[charts.Line]] = []
+    for line in sorted(styled, key=lambda line: line.x[-1]):
+        if not panels or line.x[-1] > _LONGER * panels[-1][0].x[-1]:
+            panels.append([])
+        panels[-1].append(line)
+    return [sorted(panel, key=lambda line: line.style or 0) for panel in panels]
