@@ -345,39 +345,30 @@ def seeds() -> str:
 
 
 def causal_forms() -> str:
-    """The measurements of `causal.py`, a table for each allocator."""
+    """The measurements of `causal.py` with the C library's own allocator."""
     report = json.loads((ROOT / "results" / "causal.json").read_text())
-    times = {
-        (row["allocator"], row["form"], row["length"], row["pass"]): row
-        for row in report["times"]
-    }
-    lengths = sorted({row["length"] for row in report["times"]})
+    rows = [row for row in report["times"] if row["allocator"] == "default"]
+    times = {(row["form"], row["length"], row["pass"]): row for row in rows}
     forms = {
         name: form["title"] for name, form in report["forms"].items() if "error" in form
     }
 
-    def of_length(allocator: str, length: int) -> Column:
+    def of_length(length: int) -> Column:
         def cell(form: str) -> str:
             figure = "median_ms" if form == "linear" else "ratio"
             figures = [
-                times.get((allocator, form, length, name), {}).get(figure)
+                times.get((form, length, name), {}).get(figure)
                 for name in ("forward", "forward+backward")
             ]
             return " / ".join("-" if x is None else _rounded(x) for x in figures)
 
         return cell
 
-    tables = []
-    for allocator, heading in (
-        ("default", "With the default allocator:"),
-        ("tuned", "With the allocator as `lra_jax.runtime` sets it:"),
-    ):
-        columns = {
-            "": lambda form: forms[form] + (", ms" if form == "linear" else ""),
-            **{f"{length:,}": of_length(allocator, length) for length in lengths},
-        }
-        tables += [f"{heading}\n\n{table(columns, forms, '')}"]
-    return "\n".join([*tables, f"`{report['command']}`, {_machines([report])}."])
+    columns: dict[str, Column] = {
+        "": lambda form: forms[form] + (", ms" if form == "linear" else ""),
+        **{f"{n:,}": of_length(n) for n in sorted({row["length"] for row in rows})},
+    }
+    return table(columns, forms, f"`{report['command']}`, {_machines([report])}.")
 
 
 TABLES = {
