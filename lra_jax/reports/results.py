@@ -114,19 +114,16 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
         *("model", "test accuracy %", "last checkpoint %", "seeds", "steps/s"),
         *("peak memory", "parameters", "protocol or source"),
     )
-    rows = [_own_row(group, groups) for group in groups]
+    rows = [_our_row(group, groups) for group in groups]
     if any(group.official for group in groups):
-        known = get_task(task)
+        info = get_task(task)
+        for name, accuracy in info.floors:
+            source = "computed for LRA's data"
+            rows.append((f"baseline: {name}", f"{accuracy:.2f}", *[""] * 5, source))
         alike = [group.config for group in groups if group.by_protocol]
-        beside = dict.fromkeys(x for c in alike for x in known.published_beside(c))
-        others = [
-            *(
-                (f"baseline: {n}", x, "computed for LRA's data")
-                for n, x in known.floors
-            ),
-            *((f"published: {x.model}", x.accuracy, x.source) for x in beside),
-        ]
-        rows += [(name, f"{x:.2f}", *[""] * 5, source) for name, x, source in others]
+        for row in dict.fromkeys(x for c in alike for x in info.published_beside(c)):
+            accuracy = f"{row.accuracy:.2f}"
+            rows.append((f"published: {row.model}", accuracy, *[""] * 5, row.source))
     return Table(head, rows, words=(0, 7), ours=len(groups))
 
 
@@ -150,22 +147,18 @@ def _averages(groups: Sequence[Group]) -> list[Row]:
     tried: dict[str, dict[str, list[Group]]] = {}
     for group in groups:
         if group.config.task in SIX:
-            words = (title(group), *differing_code(group, groups))
-            own = tried.setdefault(", ".join(words), {})
-            own.setdefault(group.config.task, []).append(group)
+            model = ", ".join((title(group), *differing_code(group, groups)))
+            of_task = tried.setdefault(model, {}).setdefault(group.config.task, [])
+            of_task.append(group)
     source = "this report; of several settings the best by validation"
-    return [
-        Row._make(
-            (model, *(_best_mean(own.get(task, [])) for task in SIX), source, None)
+    rows = []
+    for model, by_task in tried.items():
+        best = [best_group(by_task.get(task, [])) for task in SIX]
+        means = (
+            None if group is None else group.mean(group.accuracy) for group in best
         )
-        for model, own in tried.items()
-    ]
-
-
-def _best_mean(groups: Sequence[Group]) -> float | None:
-    """The test accuracy of the group with the best validation score."""
-    best = best_group(groups)
-    return None if best is None else best.mean(best.accuracy)
+        rows.append(Row._make((model, *means, source, None)))
+    return rows
 
 
 def _averages_table(rows: Sequence[Row], ours: int) -> Table:
@@ -177,10 +170,8 @@ def _averages_table(rows: Sequence[Row], ours: int) -> Table:
     return Table(head, cells, words=(0, 9), ours=ours)
 
 
-def _shortened(commit: str) -> str:
-    """The first 12 digits of a commit, and whether files had changed since."""
-    number, dash, dirty = commit.partition("-")
-    return f"{number[:12]}{dash}{dirty}"
+def _number(value: float | str | None) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value or "-")
 
 
 def commands(groups: Sequence[Group]) -> list[str]:
@@ -188,10 +179,13 @@ def commands(groups: Sequence[Group]) -> list[str]:
     lines = []
     for result in (result for group in groups for result in group.results):
         versions = result.get("versions") or {}
-        every = str(result.get("commit") or "unknown").split("; ")
-        commit = "; ".join(_shortened(commit) for commit in every)
+        commits = []
+        for commit in str(result.get("commit") or "unknown").split("; "):
+            number, dash, dirty = commit.partition("-")
+            commits.append(f"{number[:12]}{dash}{dirty}")
         command = result.get("command") or "lra_jax.train.run(config)"
-        lines.append(f"{command}  # jax {versions.get('jax', '?')}, commit {commit}")
+        made = f"jax {versions.get('jax', '?')}, commit {'; '.join(commits)}"
+        lines.append(f"{command}  # {made}")
     return lines
 
 
@@ -199,88 +193,30 @@ def differing_versions(groups: Sequence[Group]) -> list[str]:
     """The packages whose versions differ between runs, and how many runs used each."""
     counts: dict[str, collections.Counter[str]] = {}
     for result in (result for group in groups for result in group.results):
-        versions = result.get("versions")
-        for name, version in versions.items() if isinstance(versions, dict) else ():
-            counts.setdefault(str(name), collections.Counter())[str(version)] += 1
+        for name, version in result["versions"].items():
+            counts.setdefault(name, collections.Counter())[version] += 1
     return [
-        f"{name} {', '.join(f'{v} ({n})' for v, n in sorted(found.items()))}"
-        for name, found in counts.items()
-        if len(found) > 1
+        f"{name} {', '.join(f'{version} ({n})' for version, n in sorted(used.items()))}"
+        for name, used in counts.items()
+        if len(used) > 1
     ]
 
 
-def _own_row(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
+def _our_row(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
     best = "(saw the test)" if group.last_only else _spread(group, "test_accuracy_best")
+    # Marked if a run was too short to exclude compilation.
+    cold = " (cold)" if group.speed_kind == "cold" else ""
+    peak, kind = group.peak_memory
     return (
         full_title(group, groups),
         best,
         _spread(group, "test_accuracy_last"),
         ", ".join(str(run.config.seed) for run in group.runs),
-        _speed(group),
-        _memory(group),
+        f"{group.mean('steps_per_second'):.2f}{cold}",
+        f"{peak / 2**20:,.0f} MiB ({kind})",
         f"{group.results[0]['parameters']:,}",
         _protocol(group),
     )
-
-
-def _protocol(group: Group) -> str:
-    """The model that was trained, and its machine, on one line."""
-    config, result = group.config, group.results[0]
-    train, model, data = config.train, config.model, config.data
-    split = "validation = test" if group.last_only else "own validation split"
-    split += ", best by loss" if train.best_by == "loss" else ""
-    positions = "no" if model.positions == "none" else model.positions
-    note = ""
-    if not group.by_protocol:
-        whose = "protocol" if group.official else "data settings"
-        note = f"; NOT LRA's {whose}, do not compare with published rows"
-    parts = "".join(f", {part}" for part in _parts(model))
-    taught = "".join(f"; {help}" for help in _teaching(config))
-    longest = "" if data.longest is None else f", at most {data.longest:,} long"
-    return (
-        f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "
-        f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
-        f"{positions} positions{parts}, padding {model.padding}{taught}; "
-        f"data {data.origin}{longest}, "
-        f"{split}, {result['test_examples']:,} test examples; "
-        f"{group.said('device') or 'unknown device'}{note}"
-    )
-
-
-def _parts(model: ModelConfig) -> list[str]:
-    """The parts of the model besides attention and a plain MLP."""
-    window = f"{model.short_conv}" + f" x {model.short_conv}" * model.conv_grid
-    named = {
-        f"blocks of {model.hybrid.replace(',', ' and ')} in turn": model.hybrid,
-        f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,
-        f"short convolution of {window}": model.short_conv,
-        "output gate": model.gate,
-        "local values": model.local_values,
-        "gated MLP": model.mlp == "glu",
-        f"{model.norm} norm": model.norm != "layer",
-        "norms after the sums": model.post_norm,
-        "ReLU in the MLP": model.activation == "relu",
-        "product-key memory": model.mlp == "product_key",
-    }
-    return [name for name, there in named.items() if there]
-
-
-def _teaching(config: Config) -> list[str]:
-    """How the training data were shown, if they were changed."""
-    train = config.train
-    named = {
-        _pretrained(config): config.pretrain.steps,
-        **dict.fromkeys(config.data.shown, True),
-        f"short examples first ({train.curriculum})": train.curriculum,
-        f"beginnings first ({train.length_warmup})": train.length_warmup,
-    }
-    return [name for name, there in named.items() if there]
-
-
-def _pretrained(config: Config) -> str:
-    """The teaching of a run's first steps, in words."""
-    first = f"{config.pretrain.steps:,} of the steps"
-    return f"self-pretrained for {first}, {config.pretrain.mask_rate:g} masked"
 
 
 def _spread(group: Group, name: str) -> str:
@@ -292,17 +228,57 @@ def _spread(group: Group, name: str) -> str:
     return f"{mean:.2f} (1 seed; se {error:.2f})"
 
 
-def _speed(group: Group) -> str:
-    """Steps per second, marked if a run was too short to exclude compilation."""
-    kind = " (cold)" if group.speed_kind == "cold" else ""
-    return f"{group.mean('steps_per_second'):.2f}{kind}"
+def _protocol(group: Group) -> str:
+    """The model that was trained, and its machine, on one line."""
+    config = group.config
+    train, model, data = config.train, config.model, config.data
+    split = "validation = test" if group.last_only else "own validation split"
+    split += ", best by loss" if train.best_by == "loss" else ""
+    positions = "no" if model.positions == "none" else model.positions
+    note = ""
+    if not group.by_protocol:
+        whose = "protocol" if group.official else "data settings"
+        note = f"; NOT LRA's {whose}, do not compare with published rows"
+    parts = "".join(f", {part}" for part in _parts(model))
+    changes = "".join(f"; {change}" for change in _changes(config))
+    longest = "" if data.longest is None else f", at most {data.longest:,} long"
+    return (
+        f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "
+        f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
+        f"{positions} positions{parts}, padding {model.padding}{changes}; "
+        f"data {data.origin}{longest}, "
+        f"{split}, {group.results[0]['test_examples']:,} test examples; "
+        f"{group.said('device') or 'unknown device'}{note}"
+    )
 
 
-def _memory(group: Group) -> str:
-    """The highest peak of the runs, and what it covers."""
-    peak, kind = group.peak_memory
-    return f"{peak / 2**20:,.0f} MiB ({kind})"
+def _parts(model: ModelConfig) -> list[str]:
+    """The parts of the model besides attention and a plain MLP."""
+    window = f"{model.short_conv}" + f" x {model.short_conv}" * model.conv_grid
+    parts = {
+        f"blocks of {model.hybrid.replace(',', ' and ')} in turn": model.hybrid,
+        f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,
+        f"short convolution of {window}": model.short_conv,
+        "output gate": model.gate,
+        "local values": model.local_values,
+        "gated MLP": model.mlp == "glu",
+        f"{model.norm} norm": model.norm != "layer",
+        "norms after the sums": model.post_norm,
+        "ReLU in the MLP": model.activation == "relu",
+        "product-key memory": model.mlp == "product_key",
+    }
+    return [name for name, there in parts.items() if there]
 
 
-def _number(value: float | str | None) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value or "-")
+def _changes(config: Config) -> list[str]:
+    """How the training data were shown, if they were changed."""
+    train, pretrain = config.train, config.pretrain
+    changes = [*config.data.shown]
+    if pretrain.steps:
+        first = f"self-pretrained for {pretrain.steps:,} of the steps"
+        changes.insert(0, f"{first}, {pretrain.mask_rate:g} masked")
+    if train.curriculum:
+        changes.append(f"short examples first ({train.curriculum})")
+    if train.length_warmup:
+        changes.append(f"beginnings first ({train.length_warmup})")
+    return changes

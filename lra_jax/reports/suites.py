@@ -6,6 +6,7 @@ setting has a row of its own. Runs on other examples, such as longer sequences, 
 another test.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -68,12 +69,15 @@ _PUBLISHED = (
 def add_suites(page: Page, groups: Sequence[Group]) -> None:
     """Adds a section for each suite that has runs."""
     for name, tasks in suites().items():
+        names = {task.name for task in tasks}
         for preset in dict.fromkeys(group.config.preset for group in groups):
-            names = {task.name for task in tasks}
-            own = [g for g in groups if g.config.task in names]
-            own = [g for g in own if g.config.preset == preset]
-            if own:
-                _add_suite(page, f"{name}, preset {preset}", tasks, own)
+            chosen = [
+                group
+                for group in groups
+                if group.config.task in names and group.config.preset == preset
+            ]
+            if chosen:
+                _add_suite(page, f"{name}, preset {preset}", tasks, chosen)
 
 
 def _add_suite(
@@ -107,7 +111,7 @@ def _add_suite(
     for test in tests:
         lines = _lines(test, best)
         if lines:
-            caption = f"{test.name}: test accuracy against {_parts_are(test)}"
+            caption = f"{test.name}: test accuracy against the {_parts_are(test)}"
             caption += "; 0 is chance, 100 all correct." if test.task.is_scaled else "."
             file = f"lengths-{test.name.replace(' ', '-')}-{slug}"
             page.figure(file, _by_part(lines, test), caption)
@@ -125,8 +129,10 @@ def _add_examples(page: Page, tests: Sequence[Test]) -> None:
             f"Test examples: {', '.join(counts)}. The standard error of an accuracy on "
             "n examples is at most 50 / sqrt(n) points, before scaling."
         )
-    found = [(test.name, data_unlike_preset(test.groups[0])) for test in tests]
-    changed = [f"{name}: {', '.join(words)}" for name, words in found if words]
+    changes = {test.name: data_unlike_preset(test.groups[0]) for test in tests}
+    changed = [
+        f"{name}: {', '.join(words)}" for name, words in changes.items() if words
+    ]
     if changed:
         page.text("These examples are NOT the preset's:")
         page.items(changed)
@@ -134,25 +140,25 @@ def _add_examples(page: Page, tests: Sequence[Test]) -> None:
 
 def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:
     """The tests that the groups ran, in the order of the tasks."""
-    found = []
+    tests = []
     for task in tasks:
-        own = [group for group in groups if group.config.task == task.name]
+        of_task = [group for group in groups if group.config.task == task.name]
         by_data: dict[str, list[Group]] = {}
-        for group in own:
-            by_data.setdefault(differing_data(group, own), []).append(group)
+        for group in of_task:
+            by_data.setdefault(differing_data(group, of_task), []).append(group)
         for number, words in enumerate(sorted(by_data), start=1):
             name = f"{task.name} {number}" if len(by_data) > 1 else task.name
-            found.append(Test(name, task, words, by_data[words]))
-    return found
+            tests.append(Test(name, task, words, by_data[words]))
+    return tests
 
 
 def model_name(group: Group) -> str:
     """A mechanism, its options, and the settings that are not the preset's, except for
     those that were tuned."""
     model = group.config.model
-    own = {"model.attention_options", "model.is_causal", *_tuned(group)}
+    named = {"model.attention_options", "model.is_causal", *_tuned(group)}
     parts = [group.config.attention, model.attention_options]
-    parts += settings_unlike_preset(group, apart_from=own)
+    parts += settings_unlike_preset(group, apart_from=named)
     if not model.is_causal:
         parts.append("encoder")
     return " ".join(filter(None, parts))
@@ -187,13 +193,11 @@ def best_groups(tests: Sequence[Test]) -> Best:
 
 def score(group: Group) -> float:
     """Test accuracy in percent, above chance if the test is scaled."""
-    task = get_task(group.config.task)
-    parts = _by_length(group)
+    task, parts = get_task(group.config.task), _by_length(group)
+    accuracy = group.mean(group.accuracy)
     if task.by_parts and parts:
-        accuracy = float(np.mean([*parts.values()]))
-    else:
-        accuracy = group.mean(group.accuracy)
-    return _shown(task, group.config.data, accuracy)
+        accuracy = statistics.fmean(parts.values())
+    return _scaled(task, group.config.data, accuracy)
 
 
 def _by_length(group: Group) -> dict[str, float]:
@@ -201,16 +205,16 @@ def _by_length(group: Group) -> dict[str, float]:
     if a seed was not tested by length."""
     parts: Any = [x.get("test_accuracy_by_length") or {} for x in group.results]
     names = [name for name in parts[0] if all(name in part for part in parts)]
-    return {name: float(np.mean([part[name] for part in parts])) for name in names}
+    return {name: statistics.fmean(part[name] for part in parts) for name in names}
 
 
-def _shown(task: Task, data: Any, accuracy: float) -> float:
+def _scaled(task: Task, data: Any, accuracy: float) -> float:
     scaled = task.scaled(data, accuracy) if task.is_scaled else None
     return accuracy if scaled is None else 100 * scaled
 
 
 def _mean(row: Mapping[str, Group]) -> float:
-    return float(np.mean([score(group) for group in row.values()]))
+    return statistics.fmean(map(score, row.values()))
 
 
 def suite_table(best: Best, tests: Sequence[Test]) -> Table:
@@ -220,18 +224,18 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
     rows = [
         (
             model,
-            *(f"{score(row[n]):.1f}" if n in row else "-" for n in names),
-            f"{_mean(row):.1f}" if len(row) == len(names) else "-",
+            *(_number(score(row[name]) if name in row else None) for name in names),
+            _number(_mean(row) if len(row) == len(names) else None),
             _span(row, "state_size"),
             _span(row, "parameters"),
-            _settings(row, names),
+            _settings([row[name] for name in names if name in row]),
         )
         for model, row in best.items()
     ]
-    chances = [
-        _shown(t.task, t.data, t.task.chance(t.data)) if t.task.chance else None
+    chances = (
+        _scaled(t.task, t.data, t.task.chance(t.data)) if t.task.chance else None
         for t in tests
-    ]
+    )
     others = [("chance", *map(_number, chances), *[""] * 4), *_published(tests)]
     return Table(head, [*rows, *others], words=(0, len(head) - 1), ours=len(rows))
 
@@ -239,83 +243,77 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
 def scores_table(best: Best, tests: Sequence[Test]) -> Table:
     """The scores besides the accuracy, such as bits per byte, of each model; means over
     seeds."""
-    shown = [
-        (test, key)
+    columns = [
+        (test.name, key)
         for test in tests
         for key in own_scores([x for group in test.groups for x in group.results])
     ]
-    names = (f"{x.name}, {key[5:-5].replace('_', ' ')}" for x, key in shown)
     rows = [
         (
             model,
             *(
-                f"{row[test.name].mean(key):.3f}" if test.name in row else "-"
-                for test, key in shown
+                f"{row[name].mean(key):.3f}" if name in row else "-"
+                for name, key in columns
             ),
         )
         for model, row in best.items()
-        if any(test.name in row for test, _ in shown)
+        if any(name in row for name, _ in columns)
     ]
-    return Table(("model", *names), rows, ours=len(rows))
+    heads = (f"{name}, {key[5:-5].replace('_', ' ')}" for name, key in columns)
+    return Table(("model", *heads), rows, ours=len(rows))
 
 
 def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
     """The published rows; for tests on other examples than the preset's, none."""
-    found: dict[tuple[str, str, str], float] = {}
+    rows: dict[tuple[str, str], dict[str, float]] = {}
     for test in tests:
         task = test.task
         for row in () if data_unlike_preset(test.groups[0]) else task.published:
             data = task.presets["official"]("softmax").data
-            place = (row.model, row.source, test.name)
-            found[place] = _shown(task, data, row.accuracy)
-    rows = []
-    for model, source in dict.fromkeys(place[:2] for place in found):
-        cells = [_number(found.get((model, source, test.name))) for test in tests]
-        rows.append((f"published: {model}", *cells, "", "", "", source))
-    return rows
+            cells = rows.setdefault((row.model, row.source), {})
+            cells[test.name] = _scaled(task, data, row.accuracy)
+    return [
+        (
+            f"published: {model}",
+            *(_number(cells.get(test.name)) for test in tests),
+            *("", "", "", source),
+        )
+        for (model, source), cells in rows.items()
+    ]
 
 
 def _span(row: Mapping[str, Group], name: str) -> str:
     """A number of the results, which may differ between tests."""
-    found = [group.results[0].get(name) for group in row.values()]
-    known = sorted({value for value in found if value is not None})
-    if not known:
-        return "-"
-    ends = dict.fromkeys((known[0], known[-1]))
-    return " to ".join(f"{value:,}" for value in ends)
+    values = {group.results[0].get(name) for group in row.values()} - {None}
+    ends = dict.fromkeys((min(values), max(values))) if values else ()
+    return " to ".join(f"{value:,}" for value in ends) or "-"
 
 
-def _settings(row: Mapping[str, Group], names: Sequence[str]) -> str:
+def _settings(groups: Sequence[Group]) -> str:
     """The learning rate and all else that was tuned in each test, and the number of
     seeds."""
-    groups = [row[name] for name in names if name in row]
-    tuned = dict.fromkeys(name for group in groups for name in _tuned(group))
     words = []
-    for name in tuned:
-        values = [
-            _brief(group.config.identity()[name]) if name in _tuned(group) else "-"
-            for group in groups
-        ]
+    for name in dict.fromkeys(name for group in groups for name in _tuned(group)):
+        values = []
+        for group in groups:
+            value = group.config.identity()[name] if name in _tuned(group) else "-"
+            values.append(f"{value:.2g}" if isinstance(value, float) else str(value))
         words.append(f"{_PLURALS.get(name, name)} {', '.join(values)}")
     seeds = sorted({len(group.runs) for group in groups})
     return "; ".join([*words, f"seeds: {', '.join(map(str, seeds))}"])
-
-
-def _brief(value: Any) -> str:
-    return f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
 _PLURALS = {"train.learning_rate": "rates", "train.weight_decay": "weight decays"}
 
 
 def _heat_map(values: Mapping[str, Mapping[str, float]], tests: Sequence[Test]) -> Any:
-    models, names = list(values), [test.name for test in tests]
-    cells = [[values[m].get(n, np.nan) for n in names] for m in models]
-    labels = [_label(test) for test in tests]
+    models = list(values)
+    cells = [[values[m].get(test.name, np.nan) for test in tests] for m in models]
+    labels = [f"{t.name} (scaled)" if t.task.is_scaled else t.name for t in tests]
     # Room for the names: a row's is level, a column's sloping.
     wide, high = (max(map(len, texts)) for texts in (models, labels))
     size = (
-        1.2 + 0.95 * len(names) + max(1.4, 0.085 * wide),
+        1.2 + 0.95 * len(tests) + max(1.4, 0.085 * wide),
         0.7 + 0.24 * len(models) + max(0.6, 0.055 * high),
     )
     figure, axes = charts.figure(1, 1, size=size)
@@ -323,22 +321,16 @@ def _heat_map(values: Mapping[str, Mapping[str, float]], tests: Sequence[Test]) 
     return figure
 
 
-def _label(test: Test) -> str:
-    return f"{test.name} (scaled)" if test.task.is_scaled else test.name
-
-
 def _lines(test: Test, best: Best) -> list[charts.Line]:
     """Accuracy by part of a test, the mean over seeds, for models with such results."""
     lines = []
     for model, row in best.items():
-        group = row.get(test.name)
-        means = {} if group is None else _by_length(group)
-        if not means:
-            continue
-        # Parts are named LENGTH, or LENGTH/PAIRS.
-        places = [float(name.rpartition("/")[2]) for name in means]
-        heights = [_shown(test.task, test.data, mean) for mean in means.values()]
-        lines.append(charts.Line(model, places, heights))
+        means = _by_length(row[test.name]) if test.name in row else {}
+        if means:
+            # Parts are named LENGTH, or LENGTH/PAIRS.
+            places = [float(name.rpartition("/")[2]) for name in means]
+            heights = [_scaled(test.task, test.data, mean) for mean in means.values()]
+            lines.append(charts.Line(model, places, heights))
     return lines
 
 
@@ -347,14 +339,14 @@ def _parts_are(test: Test) -> str:
     results = [result for group in test.groups for result in group.results]
     names = [name for x in results for name in x.get("test_accuracy_by_length") or ()]
     of_pairs = any("/" in name for name in names)
-    return "the number of pairs" if of_pairs else "the length of sequences"
+    return "number of pairs" if of_pairs else "length of sequences"
 
 
 def _by_part(lines: Sequence[charts.Line], test: Test) -> Any:
     figure, axes = charts.figure(1, 1, size=(8, 4))
     scaled = " (scaled: 0 is chance)" if test.task.is_scaled else ""
-    xlabel = _parts_are(test).removeprefix("the ")
-    charts.draw(axes[0, 0], lines, xlabel=xlabel, ylabel=f"accuracy{scaled}, %")
+    labels = {"xlabel": _parts_are(test), "ylabel": f"accuracy{scaled}, %"}
+    charts.draw(axes[0, 0], lines, **labels)
     charts.log_lengths(axes[0, 0], sorted({int(x) for line in lines for x in line.x}))
     charts.legend(figure, axes)
     return figure
