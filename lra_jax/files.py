@@ -1,19 +1,143 @@
-"""Files that are either complete or absent, and locks between processes.
+"""Files that are either complete or absent, bounded reading, and locks.
 
 All text is UTF-8, whatever the locale. Nothing here writes through a symbolic link,
 which somebody else may have put there.
+
+Files that somebody else may have written are read by `read_bytes`, `read_lines` and
+`read_json`. They refuse pipes and devices, which may never end, and bound what comes
+into memory; every error names the file.
 """
 
+import codecs
 import contextlib
 import errno
+import io
 import json
 import os
 import pathlib
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from lra_jax.errors import expected, reason
+
+MOST_BYTES = 2 << 30
+"""The largest file that is read as a whole."""
+
+_BLOCK = 1 << 20
+_LONGEST_LINE = 16 << 20
+_DEEPEST_JSON = 100
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Opens a file to read its bytes, but no pipe or device: reading could hang.
+
+    Raises:
+      OSError: it cannot be opened, or is not a regular file.
+    """
+
+    def without_waiting(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    stream = open(path, "rb", opener=without_waiting)  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raises `OSError` unless `open_regular` opens the file."""
+    open_regular(path).close()
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most `most` bytes.
+
+    Raises:
+      OSError: it cannot be read, is no regular file, or is larger.
+    """
+    with open_regular(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"more than {most:,} bytes", os.fspath(path))
+        # Files of /proc have no size.
+        return stream.read(max(size, min(_BLOCK, most)))
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """Yields each line of a file, without the mark with which some editors begin it.
+
+    Raises:
+      OSError: it cannot be read, or is no regular file.
+      ValueError: a line is longer than any that a reader expects.
+    """
+    number = 0
+    with open_regular(path) as stream:
+        while line := stream.readline(_LONGEST_LINE):
+            number += 1
+            if len(line) == _LONGEST_LINE:
+                wanted = f"fewer than {_LONGEST_LINE:,} bytes"
+                raise expected(f"{path}, line {number}", wanted, "more")
+            yield line if number > 1 else line.removeprefix(codecs.BOM_UTF8)
+
+
+def read_json(path: str | os.PathLike[str], wanted: str = "JSON") -> Any:
+    """The values of a JSON file.
+
+    Args:
+      path: the file.
+      wanted: in words, the content that the error says is expected.
+
+    Raises:
+      OSError: see `read_bytes`.
+      ValueError: it is not JSON, or see `parse_json`.
+    """
+    content = read_bytes(path)
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise expected(str(path), wanted, reason(error)) from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The values of a JSON text.
+
+    Raises:
+      ValueError: it is not JSON, or is nested more deeply than code that walks through
+        it could follow.
+    """
+    too_deep = f"values nested more than {_DEEPEST_JSON} deep"
+    try:
+        values = json.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level = [values]
+    for _ in range(_DEEPEST_JSON):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise ValueError(too_deep)
+    return values
+
+
+def expand_home(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path with ``~`` replaced.
+
+    Raises:
+      ValueError: there is no such user.
+    """
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError as error:
+        got = f"{os.fspath(path)!r}: no such user"
+        raise expected("path", "one whose home folder is known", got) from error
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ a failing run does not affect the others, and its peak memory is its own. A run 
 
 import contextlib
 import dataclasses
-import json
 import signal
 import statistics
 import subprocess
@@ -20,6 +19,7 @@ from lra_jax import signals
 from lra_jax.configs import Config
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import expected
+from lra_jax.files import read_json
 
 # Each is a whole training, and all of them are planned before the first starts.
 _MOST = 1000
@@ -190,7 +190,7 @@ def finished_result(run: Planned) -> dict[str, Any] | None:
     from lra_jax.training.workdir import read_result
 
     try:
-        config = json.loads((run.workdir / "config.json").read_text(encoding="utf-8"))
+        config = read_json(run.workdir / "config.json")
         if Config.from_dict(config).identity() != run.config.identity():
             return None
         if own_code.changed(run.workdir, run.config.attention):

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lra_jax.files import write_json
+from lra_jax.files import open_regular, read_json, write_json
 
 NAME = "seal.json"
 
@@ -30,7 +30,7 @@ def read(folder: Path) -> tuple[dict[str, Any] | None, str]:
       the first file that has changed, or nothing.
     """
     try:
-        values = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        values = read_json(folder / NAME)
         if values.pop("seal") != digest(values):
             raise ValueError(NAME)
         files = values.pop("files")
@@ -65,5 +65,5 @@ def _digests(folder: Path) -> dict[str, str]:
 
 def sha256(file: Path) -> str:
     """The SHA-256 of a file."""
-    with file.open("rb") as content:
+    with open_regular(file) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -25,7 +25,7 @@ from typing import IO, Any
 from lra_jax.data import checks
 from lra_jax.data.progress import Progress
 from lra_jax.errors import expected
-from lra_jax.files import locked, unfollowed
+from lra_jax.files import locked, open_regular, unfollowed
 from lra_jax.seals import sha256
 
 _TIMEOUT = 15
@@ -127,7 +127,7 @@ def may_be_gzip(file: pathlib.Path) -> bool:
     """Whether a file is named as gzipped ones are, or begins as they do."""
     if file.suffix in (".gz", ".tgz"):
         return True
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         return stream.read(2) == b"\x1f\x8b"
 
 

@@ -1,14 +1,14 @@
 """Checks of settings, and names for user-supplied files."""
 
-import codecs
 import functools
 import hashlib
 import operator
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
-from lra_jax.errors import expected
+from lra_jax.errors import expected, renamed
+from lra_jax.files import expand_home, read_lines
 
 
 def check_integer(name: str, value: int, least: int) -> None:
@@ -34,7 +34,10 @@ def existing(path: str | os.PathLike) -> pathlib.Path:
     """The absolute path; raises ValueError if it is empty or does not exist."""
     if not str(path):  # Would be the current folder.
         raise expected("--data.path", "a file or a folder", "''")
-    found = pathlib.Path(path).expanduser().absolute()
+    try:
+        found = expand_home(path).absolute()
+    except ValueError as error:
+        raise renamed(error, "--data.path") from error
     if not found.exists():
         got = f"{found}, which does not exist"
         raise expected("--data.path", "a file or a folder", got)
@@ -54,17 +57,9 @@ def digest(files: Iterable[pathlib.Path]) -> str:
     return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 
 
-def lines(file: pathlib.Path) -> Iterator[bytes]:
-    """Yields each line of a file, without the mark with which some editors begin it."""
-    with file.open("rb") as content:
-        for number, line in enumerate(content):
-            yield line if number else line.removeprefix(codecs.BOM_UTF8)
-
-
 def line_count(file: pathlib.Path) -> int:
     """Number of lines in a file; the last one may lack a line end."""
-    with file.open("rb") as content:
-        return sum(1 for _ in content)
+    return sum(1 for _ in read_lines(file))
 
 
 def shortened(value: object) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from lra_jax.data import archives, builder, originals, token_files
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
+from lra_jax.files import read_bytes
 
 ARCHIVE = archives.Archive(
     name="cifar-10-binary.tar.gz",
@@ -118,7 +119,10 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Images and labels of each file of the archive, or of its folder."""
     if path.is_dir():
-        return {file.name: _parse(file, file.read_bytes()) for file in _files(path)}
+        return {
+            file.name: _parse(file, read_bytes(file, _MOST_IMAGES * _RECORD))
+            for file in _files(path)
+        }
     found = {}
     with archives.opened(ARCHIVE, path) as contents:
         for member, content in contents:

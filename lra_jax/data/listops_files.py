@@ -14,7 +14,7 @@ import numpy as np
 from lra_jax.data import checks, listops_language, originals
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected, within
-from lra_jax.files import replacing
+from lra_jax.files import read_lines, replacing
 
 FILES = {
     "train": "basic_train.tsv",
@@ -46,8 +46,7 @@ def count(file: pathlib.Path) -> int:
     Raises:
       ValueError: there are none.
     """
-    with file.open("rb") as lines:
-        examples = sum(1 for line in lines if line.strip()) - 1
+    examples = sum(1 for line in read_lines(file) if line.strip()) - 1
     if examples < 0:
         raise expected(str(file), "a header and examples", "an empty file")
     if examples == 0:
@@ -65,7 +64,7 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple[np.ndarray, int]
     Raises:
       ValueError: the file is malformed; the message names file and line.
     """
-    for number, line in enumerate(checks.lines(file), 1):
+    for number, line in enumerate(read_lines(file), 1):
         place = f"{file}, line {number}"
         try:
             row = line.decode("utf-8").rstrip("\r\n").split("\t")

@@ -11,7 +11,9 @@ sample_172.png`, is empty; empty files are left out.
 import io
 import os
 import pathlib
+import struct
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from PIL import Image
 
 from lra_jax.data import checks, originals
 from lra_jax.errors import expected, known
+from lra_jax.files import read_bytes
 
 FOLDERS = {
     "easy": "curv_baseline",
@@ -29,9 +32,17 @@ FOLDERS = {
 """The folder of each level."""
 
 _NPY = b"\x93NUMPY"
+_PNG = b"\x89PNG\r\n\x1a\n"
 _LEAST_COLUMNS = 4
+_MOST_METADATA = 64 << 20
 # Allowance for the contents of a PNG besides its pixels.
 _HEADER_BYTES = 1 << 16
+_NOT_WHOLE = (OSError, EOFError, SyntaxError, struct.error, zlib.error)
+# Of interlaced PNGs: the first row and column of each pass, and the steps between them.
+_ADAM7 = (
+    *((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4)),
+    *((2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)),
+)
 _LAST_CHUNK = b"\0\0\0\0IEND\xaeB`\x82"
 
 
@@ -139,7 +150,7 @@ def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
     stored = file.stat().st_size
     if stored > _HEADER_BYTES + 2 * size**2:
         raise expected(str(file), wanted, f"{stored:,} bytes")
-    data = file.read_bytes()
+    data = read_bytes(file)
     try:
         # Pillow warns about large images, and accepts one without its end.
         with warnings.catch_warnings():
@@ -151,26 +162,54 @@ def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
         image.verify()
         if _LAST_CHUNK not in data:
             raise EOFError("no last chunk")
+        _check_pixels(data, size)
         return np.asarray(Image.open(io.BytesIO(data), formats=["PNG"]))
-    except (OSError, EOFError, SyntaxError, Image.DecompressionBombError) as error:
+    except (*_NOT_WHOLE, Image.DecompressionBombError) as error:
         raise expected(str(file), "a whole PNG", error) from None
+
+
+def _check_pixels(data: bytes, size: int) -> None:
+    """Refuses a PNG with too few pixels: Pillow would fill the others with zeros."""
+    depth, interlaced = data[24], data[28]
+    grid = _ADAM7 if interlaced else ((0, 0, 1, 1),)
+    sides = [
+        (len(range(row, size, rows)), len(range(column, size, columns)))
+        for row, column, rows, columns in grid
+    ]
+    # Each row of a pass begins with the number of its filter.
+    needed = sum(high * (1 + -(-wide * depth // 8)) for high, wide in sides if wide)
+    stored, place, kind = b"", len(_PNG), b""
+    while kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, place)
+        if kind == b"IDAT":
+            stored += data[place + 8 : place + 8 + length]
+        place += length + 12
+    if len(zlib.decompressobj().decompress(stored, needed)) < needed:
+        raise EOFError("fewer pixels than rows and columns")
 
 
 def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
     """Yields the file and line number of each row, and its columns."""
-    data = file.read_bytes()
+    data = read_bytes(file, _MOST_METADATA)
     try:
         if data.startswith(_NPY):
-            # Written under Python 2, the strings are bytes.
-            table = np.load(io.BytesIO(data), allow_pickle=False).astype(str)
-            rows = [[str(value) for value in row] for row in table]
+            rows = _npy_rows(data)
         else:
             rows = [line.split() for line in data.decode("utf-8-sig").splitlines()]
-    except (ValueError, TypeError, EOFError) as error:
+    # The last two come from headers nested too deeply, or of huge tables.
+    except (ValueError, TypeError, EOFError, RecursionError, MemoryError) as error:
         raise expected(str(file), "a table of metadata", error) from None
     for number, columns in enumerate(rows, start=1):
         if columns:
             yield f"{file}, line {number}", columns
+
+
+def _npy_rows(data: bytes) -> list[list[str]]:
+    """The rows of an npy file of strings; under Python 2 they were bytes."""
+    table = np.load(io.BytesIO(data), allow_pickle=False)
+    if table.dtype.kind not in "SU" or table.ndim != 2 or not table.nbytes:
+        raise ValueError(f"{table.dtype} of shape {table.shape}")
+    return table.astype(str).tolist()
 
 
 def _parse(folder: pathlib.Path, place: str, columns: list[str]) -> Sample:

@@ -21,7 +21,7 @@ import numpy as np
 from lra_jax.data import archives, builder, checks, originals, token_files
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
-from lra_jax.files import locked
+from lra_jax.files import locked, read_lines
 
 ARCHIVE = archives.Archive(
     name="lra_release.gz",
@@ -104,7 +104,7 @@ def _read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
     Raises:
       ValueError: a line is malformed; the message names file and line.
     """
-    for number, line in enumerate(checks.lines(file), 1):
+    for number, line in enumerate(read_lines(file), 1):
         columns, place = line.rstrip(b"\r\n").split(b"\t"), f"{file}, line {number}"
         if len(columns) != len(_COLUMNS):
             wanted = f"{len(_COLUMNS)} columns ({', '.join(_COLUMNS)})"

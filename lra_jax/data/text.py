@@ -31,6 +31,7 @@ import tensorflow_datasets as tfds
 from lra_jax.data import archives, builder, checks, originals, token_files
 from lra_jax.data.dataset import SPLITS, SequenceDataset
 from lra_jax.errors import expected, known
+from lra_jax.files import open_regular
 
 ARCHIVE = archives.Archive(
     name="aclImdb_v1.tar.gz",
@@ -159,7 +160,7 @@ def _read(path: pathlib.Path, max_length: int) -> Reviews:
         folder = originals.inside(path, _FOLDER)
         for file in filter(pathlib.Path.is_file, folder.glob("*/*/*")):
             name = file.relative_to(folder).as_posix()
-            with file.open("rb") as content:
+            with open_regular(file) as content:
                 _keep(reviews, folder, name, content.read, max_length)
     else:
         with archives.opened(ARCHIVE, path) as contents:

@@ -22,6 +22,7 @@ import numpy as np
 from lra_jax.data import checks
 from lra_jax.data.dataset import SPLITS
 from lra_jax.errors import expected
+from lra_jax.files import read_lines
 
 
 class SplitFiles(NamedTuple):
@@ -112,7 +113,7 @@ def _read(
 def _rows(
     file: pathlib.Path, limit: int, max_length: int, exact: bool = False
 ) -> Iterator[np.ndarray]:
-    for number, line in enumerate(checks.lines(file), 1):
+    for number, line in enumerate(read_lines(file), 1):
         place = f"{file}, line {number}"
         try:
             values = np.array(line.split(), np.int64)

@@ -15,6 +15,7 @@ from safetensors.flax import save
 
 from lra_jax import files
 from lra_jax.errors import a_thing, expected
+from lra_jax.files import check_regular
 
 # Those that `read_arrays` can read.
 _DTYPES = {
@@ -92,6 +93,7 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
 
 def _stored_dtypes(file: str | os.PathLike[str]) -> dict[str, str]:
     """The dtype of each array of a safetensors file, as in F32."""
+    check_regular(file)
     with safe_open(file, framework="np") as content:
         return {x: content.get_slice(x).get_dtype() for x in content.keys()}  # noqa: SIM118
 
@@ -103,6 +105,7 @@ def read_arrays(file: str | os.PathLike[str]) -> dict[str, jax.Array]:
       ValueError: not such a file, or one with a dtype that numpy lacks, as float8.
     """
     try:
+        check_regular(file)
         with safe_open(file, framework="flax") as content:
             return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:

@@ -8,7 +8,6 @@ The mechanism's own arrays are new. With softmax the model computes the same as 
 """
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from lra_jax.attention.inputs import check_eps, check_shape, check_size
 from lra_jax.attention.masking import checked
 from lra_jax.attention.registry import resolve
 from lra_jax.errors import expected, known, reason, renamed, within
+from lra_jax.files import parse_json, read_bytes, read_json
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import RunningMean
@@ -329,8 +329,9 @@ def read_config(file: Path) -> PretrainedConfig:
       ValueError: it is missing, of another kind of model, or of one that computes
         something else.
     """
+    wanted = "the config of a BERT, RoBERTa or GPT-2"
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = read_json(file, wanted)
         kind = known("model_type", values["model_type"], _READERS)
         if kind == "gpt2":
             found = PretrainedConfig(
@@ -358,8 +359,7 @@ def read_config(file: Path) -> PretrainedConfig:
                 epsilon=values.get("layer_norm_eps", 1e-12),
                 token_types=values.get("type_vocab_size", 2),
             )
-    except (OSError, KeyError, TypeError, UnicodeError, json.JSONDecodeError) as error:
-        wanted = "the config of a BERT, RoBERTa or GPT-2"
+    except (OSError, KeyError, TypeError) as error:
         raise expected(str(file), wanted, reason(error)) from error
     try:
         for name in ("vocab_size", "max_length", "num_layers", "embed_dim", "mlp_dim"):
@@ -406,7 +406,7 @@ def _weight_files(folder: Path) -> list[Path]:
             raise expected("source", wanted, f"{folder} with .bin files")
         return [file]
     try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        places = parse_json(read_bytes(index))["weight_map"]
         return sorted({folder / Path(place).name for place in places.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise expected(str(index), "an index of weights", reason(error)) from error

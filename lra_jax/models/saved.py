@@ -26,6 +26,7 @@ from lra_jax import files, own_code, seals
 from lra_jax.attention.inputs import check_size
 from lra_jax.attention.registry import resolve, spell
 from lra_jax.errors import a_thing, drop_removed, expected, known, reason, writable
+from lra_jax.files import read_json
 from lra_jax.models import arrays
 from lra_jax.models.attention import Buffer
 from lra_jax.models.classifier import SequenceClassifier
@@ -173,9 +174,6 @@ class Saved:
         return functools.partial(call, state)
 
 
-_UNREADABLE = (OSError, UnicodeDecodeError, json.JSONDecodeError)
-
-
 def save(
     file: str | os.PathLike[str],
     model: nnx.Module,
@@ -250,8 +248,8 @@ def check_free(file: str | os.PathLike[str]) -> None:
     if not described.exists():
         return
     try:
-        found = json.loads(described.read_text(encoding="utf-8"))
-    except _UNREADABLE:
+        found = read_json(described)
+    except (OSError, ValueError):
         found = None
     if not isinstance(found, dict) or not {"model", "raw", "about"} <= found.keys():
         wanted = "NAME.safetensors, where NAME.json is free for the model's settings"
@@ -330,12 +328,12 @@ def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     path = _path(path)
     notes = path.with_suffix(".json")
     try:
-        described = json.loads(notes.read_text(encoding="utf-8"))
+        described = read_json(notes, "the description of a model")
         if not isinstance(described, dict):
             raise TypeError(a_thing(described))
         _check_seal(described, notes, path)
         check_raw(described["raw"])
-    except (*_UNREADABLE, KeyError, TypeError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, AttributeError) as error:
         raise _no_description(path, error) from error
     return path, described
 

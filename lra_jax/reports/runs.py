@@ -1,7 +1,6 @@
 """Reads run directories, and groups runs that differ only in their seed."""
 
 import dataclasses
-import json
 import math
 import re
 import statistics
@@ -12,7 +11,7 @@ from typing import Any
 from lra_jax import own_code
 from lra_jax.configs import Config
 from lra_jax.errors import expected, on_one_line, renamed
-from lra_jax.files import walked
+from lra_jax.files import parse_json, read_bytes, walked
 from lra_jax.tasks import get_task
 from lra_jax.training.metrics import FILE, missing_reports, read_metrics
 from lra_jax.training.workdir import NUMBERS, as_written
@@ -269,7 +268,7 @@ def _check_result(result: dict[str, Any]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_bytes(path))
     except ValueError as error:
         raise expected(path.name, "JSON", error) from None
     if not isinstance(values, dict):

@@ -9,7 +9,7 @@ from typing import Any
 from lra_jax import seals
 from lra_jax.data.checks import shortened
 from lra_jax.errors import expected
-from lra_jax.files import write_text
+from lra_jax.files import parse_json, read_bytes, write_text
 from lra_jax.training.events import EventsFile
 from lra_jax.training.tracking import Tracker
 
@@ -78,7 +78,7 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     path = workdir / FILE
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_bytes(path).decode("utf-8", errors="replace")
     *lines, last = text.split("\n")
     if last.endswith("}"):
         lines.append(last)
@@ -133,7 +133,7 @@ def changed_metrics(
 
 def _parse(line: str, place: str) -> dict[str, Any]:
     try:
-        values = json.loads(line)
+        values = parse_json(line)
         rest = [value for name, value in values.items() if name != "split"]
         of_step = isinstance(values["split"], str) and isinstance(values["step"], int)
         if of_step and all(isinstance(value, int | float) for value in rest):

@@ -16,7 +16,6 @@ result.json      at the end
 
 import contextlib
 import errno
-import json
 import math
 import os
 import shutil
@@ -28,7 +27,7 @@ from lra_jax import seals
 from lra_jax.configs import Config
 from lra_jax.configs.base import with_effect
 from lra_jax.errors import check_path, expected, reason
-from lra_jax.files import locked, write_json
+from lra_jax.files import locked, parse_json, read_bytes, read_json, write_json
 
 _MADE_FIRST = ("config.json", ".lock", "code", "events", "profile", "wandb")
 _MADE_LATER = (
@@ -96,7 +95,7 @@ def open_workdir(
     longer = _is_longer(config, theirs, workdir)
     if their_fingerprint != fingerprint:
         raise other_data(workdir, their_fingerprint, fingerprint)
-    theirs_from = json.loads(path.read_text(encoding="utf-8")).get("started_from", "")
+    theirs_from = read_json(path).get("started_from", "")
     if theirs_from != started_from:
         wanted = f"a run that started from the model of digest {started_from}"
         got = f"{workdir} from one of digest {theirs_from}; choose another --workdir"
@@ -159,7 +158,7 @@ def _change(file: Path, part: str, name: str, value: Any) -> None:
 
     ``first_NAME`` keeps the original value, because seals are made with it.
     """
-    values = json.loads(file.read_text(encoding="utf-8"))
+    values = read_json(file)
     if values[part][name] != value:
         values.setdefault(f"first_{name}", values[part][name])
         values[part][name] = value
@@ -183,16 +182,12 @@ def read_config(workdir: Path) -> tuple[Config, str]:
     if not path.exists():
         got = f"{workdir} without a config.json"
         raise expected("--workdir", "a run directory", got)
+    values = read_json(path, "the config of a run")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
         return Config.from_dict(values), values["data_fingerprint"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
         raise expected(str(path), "the config of a run", got) from error
-    except RecursionError as error:
-        raise expected(
-            str(path), "the config of a run", "JSON that is nested too deeply"
-        ) from error
 
 
 def identify(workdir: Path) -> str:
@@ -204,7 +199,7 @@ def identify(workdir: Path) -> str:
     path = workdir / "config.json"
     if not path.exists():
         return ""
-    values = with_effect(json.loads(path.read_text(encoding="utf-8")))
+    values = with_effect(read_json(path))
     for first, name in {
         "first_steps": "train.steps",
         "first_path": "data.path",
@@ -235,7 +230,7 @@ def read_result(workdir: Path, steps: int = 0) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = parse_json(read_bytes(path))
         for name in NUMBERS:
             if not math.isfinite(result[name]):
                 raise ValueError(f"{name}={result[name]}")

@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 from lra_jax.data import checks
 from lra_jax.data.dataset import SPLITS
 from lra_jax.errors import expected
-from lra_jax.files import walked
+from lra_jax.files import read_bytes, walked
 
 # For validation and for test, each.
 _SHARE = 0.03
@@ -184,7 +184,7 @@ def _refuse(error: OSError) -> NoReturn:
 
 def _read(file: Path) -> bytes:
     try:
-        text = file.read_bytes()
+        text = read_bytes(file)
     except OSError as error:
         _refuse(error)
     if b"\0" in text:

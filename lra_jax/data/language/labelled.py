@@ -23,6 +23,7 @@ from lra_jax.data import archives, checks, text, token_files
 from lra_jax.data.dataset import SPLITS, SequenceDataset
 from lra_jax.data.memory import MemorySource, stream_of
 from lra_jax.errors import expected, known, reason
+from lra_jax.files import read_bytes
 from lra_jax.vocabularies import Bytes, Vocabulary
 
 _SHARE = 0.1
@@ -30,6 +31,8 @@ _SHARE = 0.1
 _BYTES_PER_TOKEN = 16
 # A folder of reviews, or of MEGA's files of integers, has one of these.
 _OF_REVIEWS = (text.ARCHIVE.name, "aclImdb", "train", "input")
+# How a cell lists several labels.
+_LIST = re.compile(r"[,;|]")
 # As spreadsheets write it: quotation marks within a cell are doubled.
 _QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 
@@ -174,6 +177,21 @@ def _check_labels(root: Path, splits: dict[str, Texts]) -> None:
             known(place, label, taught)
 
 
+def _check_single(file: Path, labels: Sequence[str]) -> None:
+    """Refuses labels that list several classes, as ``pos,even`` beside ``pos``.
+
+    Each combination would silently be a class of its own. A name with a comma is one
+    class if no other label shares a part of it.
+    """
+    parts = {label: set(map(str.strip, _LIST.split(label))) for label in labels}
+    uses = collections.Counter(itertools.chain.from_iterable(parts.values()))
+    for line, label in enumerate(labels, 2):
+        shared = [part for part in parts[label] if uses[part] > 1]
+        if len(parts[label]) > 1 and shared:
+            got = f"{label!r}, while another label has {min(shared)!r} too"
+            raise expected(f"--data.path: {file}, line {line}", "one label", got)
+
+
 def _check_kind(root: Path | None) -> None:
     """Refuses what is neither a table nor can be the reviews."""
     if root is None:
@@ -251,7 +269,7 @@ def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
 def _read(file: Path) -> Texts:
     wanted = "a table of UTF-8 text"
     try:
-        content = file.read_bytes()
+        content = read_bytes(file)
     except OSError as error:
         raise expected("--data.path", wanted, f"{file}: {reason(error)}") from error
     try:
@@ -281,6 +299,7 @@ def _read(file: Path) -> Texts:
         found.labels.append(cells[place["label"]])
     if not found.texts:
         raise expected("--data.path", "texts after the first line", f"none in {file}")
+    _check_single(file, found.labels)
     cells = [*found.texts, *(label.encode() for label in found.labels)]
     quoted = sum(_QUOTED.fullmatch(cell) is not None for cell in cells)
     if quoted:

@@ -18,10 +18,14 @@ from lra_jax.data.dataset import SPLITS
 from lra_jax.data.language import corpora
 from lra_jax.data.language.corpora import Corpus
 from lra_jax.errors import expected
+from lra_jax.files import open_regular, read_bytes
 
 _FORMS = [
     {split: f"wiki.{split}.{form}" for split in SPLITS} for form in ("tokens", "raw")
 ]
+# A member may have this many bytes, or this many times those of the archive. Text
+# becomes about four times as long.
+_MOST_BYTES, _MOST_RATIO = 64 << 20, 20
 # A blank line, followed by a title of the first level.
 _TITLE = re.compile(rb"^ \r?\n(?= = [^=\n]+ = \r?\n)", re.MULTILINE)
 
@@ -93,7 +97,7 @@ def _articles(text: bytes) -> list[bytes]:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_bytes(file)
     except OSError as error:
         got = f"{file}: {error.strerror}"
         raise expected("--data.path", "the files of WikiText", got) from error
@@ -101,15 +105,27 @@ def _read(file: Path) -> bytes:
 
 def _unpacked(archive: Path) -> dict[str, bytes]:
     try:
-        with zipfile.ZipFile(archive) as content:
+        with open_regular(archive) as stream, zipfile.ZipFile(stream) as content:
             names = {Path(name).name: name for name in content.namelist()}
             files = _files(names) or _FORMS[0]
             missing = [name for name in files.values() if name not in names]
             if missing:
                 got = f"{archive}, without {missing[0]}"
                 raise expected("--data.path", "an archive of WikiText", got)
-            return {split: content.read(names[x]) for split, x in files.items()}
+            most = max(_MOST_BYTES, _MOST_RATIO * archive.stat().st_size)
+            return {
+                split: _member(content, names[name], most)
+                for split, name in files.items()
+            }
     # RuntimeError: it needs a password, or a method of compression is not known.
     except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         got = f"{archive}: {error}"
         raise expected("--data.path", "an archive of WikiText", got) from error
+
+
+def _member(content: zipfile.ZipFile, name: str, most: int) -> bytes:
+    with content.open(name) as stream:
+        text = stream.read(most + 1)
+    if len(text) > most:
+        raise zipfile.BadZipFile(f"{name} has more than {most:,} bytes")
+    return text
