@@ -105,8 +105,8 @@ class MultiHeadAttention(nnx.Module):
                 for gate in config.gates
             }
         )
-        takes = config.takes_memory and config.carries_memory
-        gives = config.gives_memory and config.carries_memory
+        takes = config.carries_memory and config.layer > 0
+        gives = config.carries_memory and config.layer < config.num_layers - 1
         self.memory_in: Any = (
             Dense(in_features, columns["query"], **dense) if takes else None
         )

@@ -1,18 +1,19 @@
 """The settings of a model: one frozen object, checked where it is made.
 
 A module takes it as ``config=...``, or takes its fields as keywords and builds one.
+`EncoderConfig.layers` are the settings of each attention layer of an encoder.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flax import nnx
 
 from lra_jax.attention import own, registry
-from lra_jax.attention.inputs import Grid, check_sides, check_size
+from lra_jax.attention.inputs import Grid, check_sides
 from lra_jax.errors import Size, a_thing, check_types, did_you_mean, expected, within
 from lra_jax.models.layers import check_even
 from lra_jax.models.options import named, split_options
@@ -21,6 +22,36 @@ from lra_jax.models.settings import EncoderSettings, LayerSettings
 
 Options = Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 Config = TypeVar("Config", "AttentionConfig", "EncoderConfig")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedConfig(LayerSettings):
+    """The settings that encoders and their attention layers have in the same form."""
+
+    qkv_features: Size | None = None
+    """Total width N * H of all heads; None = the model's width."""
+    num_kv_heads: Size | None = None
+    """Heads of keys and values, each shared by an equal number of adjacent query heads;
+    None = N. 1 is multi-query attention."""
+    mechanism: Any = "cosformer"
+    """A registered name (``python -m lra_jax.attention`` lists them), a function
+    ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, a class or factory of
+    ``nnx.Module`` called in the same way, or anything else that
+    `lra_jax.attention.resolve` accepts. A function is given those of the keywords mask
+    (`[B, 1, 1, S]`), query_mask, max_length and is_causal that it takes."""
+    options: Options = ()
+    """Further keywords of the mechanism, as in ``{"clip": None}``, or of its arrays, as
+    in ``{"features": 128}`` for Linformer; kept as a tuple of pairs."""
+    dtype: Any = None
+    """Dtype of the computation; parameters are float32."""
+
+    def __post_init__(self):
+        _keep(self, options=_pairs(self.options))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.integer):
+                _keep(self, **{field.name: int(value)})
+        check_types(self)
 
 
 class Widths(NamedTuple):
@@ -32,34 +63,19 @@ class Widths(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionConfig(LayerSettings):
-    """The settings of a `MultiHeadAttention`.
+class AttentionConfig(SharedConfig):
+    """The settings of a `MultiHeadAttention`: those of `SharedConfig`, and these.
+
+    ``mechanism`` is kept as a `Mechanism`.
 
     Attributes:
       num_heads: number of heads N; must divide ``qkv_features``.
       in_features: width D of the inputs.
-      qkv_features: total width N * H of all heads; None = ``in_features``.
-      num_kv_heads: heads of keys and values, each shared by an equal number of adjacent
-        query heads; None = N. 1 is multi-query attention.
       out_features: width of the output; None = ``in_features``.
-      mechanism: a registered name (``python -m lra_jax.attention`` lists them), a
-        function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, a class or
-        factory of ``nnx.Module`` called in the same way, or anything else that
-        `lra_jax.attention.resolve` accepts; kept as a `Mechanism`. A function is given
-        those of the keywords mask (`[B, 1, 1, S]`), query_mask, max_length and
-        is_causal that it takes.
       max_length: longest sequence. It is cosFormer's M (a fixed M makes the output
         independent of padding) and the width of Linformer's projections (required).
-      options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
-        parameters, as in ``{"features": 128}`` for Linformer; kept as a tuple of pairs.
-      is_causal: attend to the past only.
       own_parameters: False for a layer that uses another layer's arrays for its
         mechanism (layerwise sharing); then every call needs ``parameters``.
-      takes_memory: the mechanism has a memory, as in Luna, and every call is given that
-        of the previous layer.
-      gives_memory: the next layer takes the memory that `MultiHeadAttention.attend`
-        returns with the output. Neither has any effect on a mechanism without a memory,
-        or in a causal layer.
       rotary: rotate queries and keys by their positions (RoPE, arXiv:2104.09864), for
         self-attention. Where scores are inner products of queries and keys (softmax,
         windows, patterns) they depend only on the difference of positions. A mechanism
@@ -68,76 +84,72 @@ class AttentionConfig(LayerSettings):
         c turns by 10000^(-c / (H/2 - 1)) per position, as in retention, where RoPE has
         10000^(-2c / H).
       use_bias: biases in the four projections.
-      short_conv: size of a depthwise convolution over positions, applied to queries,
-        keys and values after their projections and followed by silu; 0 = none. Centred,
-        or looking back only if ``is_causal``. A mechanism without any of these
-        projections, such as FNet, has none.
       conv_grid: rows and columns of images; the convolution is then over squares of
         ``short_conv`` by ``short_conv`` pixels. None = over the sequence.
-      gate: multiply the output, after normalising each head (RMS, with a learned gain),
-        by ``silu(W_g x + b_g)``, as in retention and gated linear attention. Mechanisms
-        that already have such a gate keep their own.
-      local_values: add the values to the output, after their convolution: a path for
-        local detail, which a normalised mixture of all positions averages away (Han et
-        al. 2023, "FLatten Transformer", arXiv:2308.00442, on images).
       layer: index of the layer in its model, from 0. A mechanism's initial arrays may
-        depend on it, and on ``num_layers``.
+        depend on it, and on ``num_layers``. In a mechanism with a memory, as Luna, all
+        but the first layer take that of the previous layer, and all but the last give
+        one (`MultiHeadAttention.attend`), unless they are causal.
       num_layers: number of layers of the model.
-      dtype: dtype of the computation; parameters are float32.
 
     Raises:
       ValueError: a size below 1, heads that do not divide the width, an unknown
-        mechanism or option, ``is_causal`` with a mechanism that has no causal form, no
-        ``max_length`` where the mechanism has parameters for
-        each position, or ``rotary`` with an odd head width or a mechanism without
-        queries and keys.
+        mechanism or option, ``is_causal`` with a mechanism that has no causal form, or
+        ``rotary`` with a mechanism without queries and keys.
     """
 
-    num_heads: int
-    in_features: int
-    qkv_features: int | None = None
-    num_kv_heads: int | None = None
-    out_features: int | None = None
-    mechanism: Any = "cosformer"
-    max_length: int | None = None
-    options: Options = ()
+    num_heads: Size
+    in_features: Size
+    out_features: Size | None = None
+    max_length: Size | None = None
     own_parameters: bool = True
-    takes_memory: bool = False
-    gives_memory: bool = False
     rotary: bool = False
     use_bias: bool = True
     conv_grid: Grid = None
     layer: int = 0
     num_layers: int = 1
-    dtype: Any = None
 
     def __post_init__(self):
         _keep(self, mechanism=registry.resolve(self.mechanism, "mechanism"))
-        _keep(self, options=_frozen(self.options))
-        _check_sizes(
-            self,
-            *("num_heads", "in_features", "qkv_features", "out_features", "max_length"),
-        )
-        check_types(self)
+        super().__post_init__()
         width = self.qkv_features or self.in_features
         if width % self.num_heads:
             wanted = f"a divisor of qkv_features={width}"
             raise expected("num_heads", wanted, self.num_heads)
-        self._check_kv_heads()
-        split_options(self.mechanism, dict(self.options or ()))
-        causal = self.mechanism.causal is not False and self.accepts("is_causal")
+        if self.num_heads % (self.num_kv_heads or 1):
+            wanted = f"a divisor of num_heads={self.num_heads}"
+            raise expected("num_kv_heads", wanted, self.num_kv_heads)
+        self._check_mechanism()
+        if self.conv_grid is not None:
+            check_sides("conv_grid", self.conv_grid)
+            if self.is_causal:
+                raise expected("conv_grid", "None with is_causal=True", self.conv_grid)
+
+    def _check_mechanism(self) -> None:
+        """Refuses what a mechanism cannot do, or would ignore."""
+        mechanism = self.mechanism
+        name, projections = repr(mechanism.name), set(mechanism.projections)
+        split_options(mechanism, dict(self.options or ()))
+        causal = mechanism.causal is not False and self.accepts("is_causal")
         if self.is_causal and not causal:
             wanted = "one with a causal form, for is_causal=True"
-            raise expected("mechanism", wanted, f"{self.mechanism.name!r}")
-        if self.conv_grid is not None:
-            self._check_conv_grid()
-        self._check_ends()
+            raise expected("mechanism", wanted, name)
+        free = mechanism.layout is None and {"key", "value"} <= projections
+        if self.num_kv_heads is not None and not free:
+            wanted = f"None for {name}, which has its own heads"
+            raise expected("num_kv_heads", wanted, self.num_kv_heads)
         if self.rotary:
-            self._check_rotary()
-        make = self.mechanism.make or self.mechanism.make_parameters
-        if self.max_length is None and make and "max_length" in named(make):
-            reason = f"{self.mechanism.name!r} has parameters for each position"
-            raise expected("max_length", f"an int, because {reason}", None)
+            if not {"query", "key"} <= projections:
+                wanted = "a mechanism that has queries and keys to rotate"
+                raise expected("rotary", wanted, name)
+            check_even("rotary", self.widths.head_dim, "head width H")
+        # Without a projection, that end of the layer is as wide as the heads.
+        width = self.widths.num_heads * self.widths.value_dim
+        out = self.out_features or self.in_features
+        for end, features in {"value": self.in_features, "out": out}.items():
+            if end not in projections and features != width:
+                reason = f"because {name} has no projection {end!r}"
+                raise expected("qkv_features", f"{features}, {reason}", width)
 
     @functools.cached_property
     def widths(self) -> Widths:
@@ -147,12 +159,9 @@ class AttentionConfig(LayerSettings):
             head_dim = (self.qkv_features or self.in_features) // self.num_heads
             return Widths(self.num_heads, head_dim, head_dim)
         taken = named(make)
-        given = {
-            name: value
-            for name, value in dict(self.options or ()).items()
-            if name in taken
-        }
-        return Widths(*make(self.in_features, **given))
+        options = dict(self.options or ())
+        sizes = {name: x for name, x in options.items() if name in taken}
+        return Widths(*make(self.in_features, **sizes))
 
     @functools.cached_property
     def parameter_options(self) -> dict[str, Any]:
@@ -162,9 +171,9 @@ class AttentionConfig(LayerSettings):
     @functools.cached_property
     def keywords(self) -> dict[str, Any]:
         """The non-array keywords of every call of the mechanism."""
-        given = {"max_length": self.max_length, "is_causal": self.is_causal}
+        both = {"max_length": self.max_length, "is_causal": self.is_causal}
         options = split_options(self.mechanism, dict(self.options or ()))[1]
-        return {n: v for n, v in given.items() if self.accepts(n)} | options
+        return {n: v for n, v in both.items() if self.accepts(n)} | options
 
     def accepts(self, keyword: str) -> bool:
         """Whether the mechanism's function takes this keyword."""
@@ -228,62 +237,21 @@ class AttentionConfig(LayerSettings):
         """Whether a memory is passed from layer to layer."""
         return self.mechanism.memory is not None and not self.is_causal
 
-    def _check_conv_grid(self) -> None:
-        """Two sides, for a convolution that looks in all directions."""
-        check_sides("conv_grid", self.conv_grid)
-        if not self.short_conv:
-            raise expected("conv_grid", "None with short_conv=0", self.conv_grid)
-        if self.is_causal:
-            raise expected("conv_grid", "None with is_causal=True", self.conv_grid)
-
-    def _check_kv_heads(self) -> None:
-        """They must divide the heads, and be projected."""
-        heads = self.num_kv_heads
-        if heads is None:
-            return
-        check_size("num_kv_heads", heads)
-        if self.num_heads % heads:
-            wanted = f"a divisor of num_heads={self.num_heads}"
-            raise expected("num_kv_heads", wanted, heads)
-        free = self.mechanism.layout is None
-        if not (free and {"key", "value"} <= set(self.mechanism.projections)):
-            wanted = f"None for {self.mechanism.name!r}, which has its own heads"
-            raise expected("num_kv_heads", wanted, heads)
-
-    def _check_ends(self) -> None:
-        """Without a projection, that end of the layer is as wide as the heads."""
-        name, projections = self.mechanism.name, self.mechanism.projections
-        width = self.widths.num_heads * self.widths.value_dim
-        outside = {
-            "value": self.in_features,
-            "out": self.out_features or self.in_features,
-        }
-        for end, features in outside.items():
-            if end not in projections and features != width:
-                reason = f"because {name!r} has no projection {end!r}"
-                raise expected("qkv_features", f"{features}, {reason}", width)
-
-    def _check_rotary(self) -> None:
-        if not {"query", "key"} <= set(self.mechanism.projections):
-            wanted = "a mechanism that has queries and keys to rotate"
-            raise expected("rotary", wanted, f"{self.mechanism.name!r}")
-        check_even("rotary", self.widths.head_dim, "head width H")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderConfig(EncoderSettings):
-    """The settings of a `TransformerEncoder`: those of `EncoderSettings`, and these.
+class EncoderConfig(EncoderSettings, SharedConfig):
+    """The settings of a `TransformerEncoder`: `EncoderSettings`, `SharedConfig`, and
+    these.
+
+    A mechanism that also does the MLP's work, such as a gated attention unit, replaces
+    it. ``options`` are for every block; a tuple holds one value per block, as in
+    ``{"features": (256, 128)}``. With ``{"sharing": "layerwise"}`` all blocks use the
+    first one's arrays of the mechanism (Linformer); ``{"grid": True}`` means this
+    config's grid, in patches.
 
     Attributes:
-      qkv_features: width of all heads together; None = ``embed_dim``.
-      num_kv_heads: see `AttentionConfig`.
       mlp_options: sizes of the memory for ``mlp="product_key"``, as in ``{"keys": 32}``
         (`lra_jax.models.product_keys`).
-      mechanism: see `AttentionConfig`. One that also does the MLP's work, such as a
-        gated attention unit, replaces it.
-      options: those of `AttentionConfig`, for every block; a tuple holds one value per
-        block, as in ``{"features": (256, 128)}``. With ``{"sharing": "layerwise"}`` all
-        blocks use the first one's arrays of the mechanism (Linformer).
       hybrid: mechanisms that the blocks take in turn, ``mechanism`` among them, as in
         ``("hgrn", "cosformer")``; () = ``mechanism`` in every block. ``options`` are
         only for ``mechanism``.
@@ -293,45 +261,37 @@ class EncoderConfig(EncoderSettings):
       cutoffs: token ids, increasing, at which clusters of rarer tokens begin, with
         narrower embeddings (`lra_jax.models.adaptive`); none = the same width for all.
         Their tables have scales of their own, whatever ``embed_std`` is.
-      grid: rows and columns of an image, for positions "learned_2d", for ``conv_grid``,
-        for ``patch`` and for a mechanism's option ``{"grid": True}``, which means this
-        grid, in patches.
+      grid: rows and columns of an image, for positions "learned_2d", for ``conv_grid``
+        and for ``patch``.
       remat: keep only each block's input for the backward pass, and recompute the rest:
         less memory for about a third more arithmetic, with the same results. Not with
         norm "batch".
-      dtype: dtype of the computation; parameters are float32.
 
     Raises:
       ValueError: an impossible size, rate or name, options that neither MLP nor
-        mechanism takes or that do not fit the number of blocks, blocks that cannot be
-        mixed because they pass something on, or any error of `AttentionConfig`.
+        mechanism takes or that do not fit the number of blocks, or blocks that cannot
+        be mixed because they pass something on. Those of `AttentionConfig` come from
+        ``layers``.
     """
 
-    qkv_features: Size | None = None
-    num_kv_heads: Size | None = None
     mlp_options: Options = ()
-    mechanism: str | Callable[..., Any] | registry.Mechanism = "cosformer"
-    options: Options = ()
-    hybrid: tuple[str | Callable[..., Any] | registry.Mechanism, ...] = ()
+    hybrid: tuple[Any, ...] = ()
     reconstructs: bool = False
     cls_token: bool = False
     cutoffs: tuple[int, ...] = ()
     grid: Grid = None
     remat: bool = False
-    dtype: Any = None
 
     def __post_init__(self):
-        _keep(self, options=_frozen(self.options))
-        _keep(self, mlp_options=_frozen(self.mlp_options))
+        _keep(self, mlp_options=_pairs(self.mlp_options))
         for name in ("hybrid", "cutoffs"):
-            given = getattr(self, name)
-            if not isinstance(given, tuple | list):
-                raise expected(name, "a tuple", f"{given!r}")
-            _keep(self, **{name: tuple(given)})
+            value = getattr(self, name)
+            if not isinstance(value, tuple | list):
+                raise expected(name, "a tuple", f"{value!r}")
+            _keep(self, **{name: tuple(value)})
         if isinstance(self.grid, list):
             _keep(self, grid=tuple(self.grid))
-        _take_integers(self)
-        check_types(self)
+        super().__post_init__()
         if self.mlp == "product_key":
             try:
                 memory_sizes(dict(self.mlp_options or ()))
@@ -339,6 +299,16 @@ class EncoderConfig(EncoderSettings):
                 raise within("mlp_options", error) from error
         if self.positions == "sinusoidal":
             check_even("embed_dim", self.embed_dim, "width for sinusoidal positions")
+        ids = [c for c in self.cutoffs if isinstance(c, int | np.integer) and c > 0]
+        if list(self.cutoffs) != sorted(set(ids)):
+            raise expected("cutoffs", "increasing positive ids", self.cutoffs)
+        if self.hybrid:
+            self._check_hybrid()
+        self._check_order()
+        self._check_images()
+
+    def _check_order(self) -> None:
+        """Refuses what would show later positions, or lose running means."""
         if self.is_causal and self.cls_token:
             wanted = "False with is_causal, where the first position sees no other"
             raise expected("cls_token", wanted, True)
@@ -348,53 +318,25 @@ class EncoderConfig(EncoderSettings):
         if self.remat and self.norm == "batch":
             wanted = "False with norm='batch', whose running means must be kept"
             raise expected("remat", wanted, True)
+
+    def _check_images(self) -> None:
+        """Refuses what needs pixels or patches, seen alike, where there are none."""
         if self.positions == "learned_2d" and self.grid is None:
             wanted = "the rows and columns of the images for positions='learned_2d'"
             raise expected("grid", wanted, None)
-        if self.conv_grid:
-            self._check_images("conv_grid", "")
-        if self.patch > 1:
-            self._check_patch()
-        self._check_cutoffs()
-        if self.hybrid:
-            self._check_hybrid()
-
-    def mlp_kind(self, index: int) -> str:
-        """The second part of a block, counted from 0: `mlp`, where "auto" is "dense" or
-        "attention"."""
-        if self.mlp != "auto":
-            return self.mlp
-        mechanism = registry.resolve(self.block_mechanism(index))
-        return "dense" if mechanism.mlp else "attention"
-
-    def _check_hybrid(self) -> None:
-        mechanisms = [registry.resolve(one, "hybrid") for one in self.hybrid]
-        names = [one.name for one in mechanisms]
-        main = registry.resolve(self.mechanism, "mechanism")
-        if main not in mechanisms:
-            wanted = f"mechanisms with {main.name!r} among them"
-            raise expected("hybrid", wanted, ", ".join(names))
-        if len(names) > self.num_layers:
-            wanted = f"at most one for each of the {self.num_layers} blocks"
-            raise expected("hybrid", wanted, f"{len(names)}: {', '.join(names)}")
-        for name, value in dict(self.options or ()).items():
-            if isinstance(value, tuple):
-                wanted = "one value with hybrid"
-                raise expected(name, wanted, "/".join(map(str, value)))
-        if self.shares_parameters:
-            wanted = "another value with hybrid, whose blocks have arrays of their own"
-            raise expected("sharing", wanted, "'layerwise'")
-        for one in mechanisms:
-            if one.memory is not None and not self.is_causal:
-                wanted = "mechanisms that pass no memory to the next block"
-                raise expected("hybrid", wanted, f"{one.name!r}")
-
-    def _check_cutoffs(self) -> None:
-        ids = [c for c in self.cutoffs if isinstance(c, int | np.integer) and c > 0]
-        if list(self.cutoffs) != sorted(set(ids)):
-            raise expected("cutoffs", "increasing positive ids", self.cutoffs)
-
-    def _check_patch(self) -> None:
+        option = any(block.get("grid") is True for block in self.block_options)
+        for name, kind, used in (
+            ("conv_grid", "", self.conv_grid),
+            ("grid", "the option ", option),
+        ):
+            if used and self.grid is None:
+                wanted = f"an image task for {name}=True"
+                raise expected(name, wanted, "one without images")
+            for other in ("cls_token", "is_causal"):
+                if used and getattr(self, other):
+                    raise expected(other, f"False with {kind}{name}=True", True)
+        if self.patch == 1:
+            return
         if self.grid is None:
             raise expected("patch", "1 without images", self.patch)
         rows, columns = self.grid
@@ -404,6 +346,48 @@ class EncoderConfig(EncoderSettings):
         if self.inputs != "linear":
             wanted = "1 with inputs='embedding', which has a row for each pixel value"
             raise expected("patch", wanted, self.patch)
+
+    def _check_hybrid(self) -> None:
+        names = ", ".join(one.name for one in self._turn)
+        if self._main not in self._turn:
+            wanted = f"mechanisms with {self._main.name!r} among them"
+            raise expected("hybrid", wanted, names)
+        if len(self._turn) > self.num_layers:
+            wanted = f"at most one for each of the {self.num_layers} blocks"
+            raise expected("hybrid", wanted, f"{len(self._turn)}: {names}")
+        for name, value in dict(self.options or ()).items():
+            if isinstance(value, tuple):
+                wanted = "one value with hybrid"
+                raise expected(name, wanted, "/".join(map(str, value)))
+        if self.shares_parameters:
+            wanted = "another value with hybrid, whose blocks have arrays of their own"
+            raise expected("sharing", wanted, "'layerwise'")
+        for one in self._turn:
+            if one.memory is not None and not self.is_causal:
+                wanted = "mechanisms that pass no memory to the next block"
+                raise expected("hybrid", wanted, f"{one.name!r}")
+
+    @functools.cached_property
+    def _main(self) -> registry.Mechanism:
+        return registry.resolve(self.mechanism, "mechanism")
+
+    @functools.cached_property
+    def _turn(self) -> tuple[registry.Mechanism, ...]:
+        """The mechanisms that the blocks take in turn."""
+        if not self.hybrid:
+            return (self._main,)
+        return tuple(registry.resolve(one, "hybrid") for one in self.hybrid)
+
+    def block_mechanism(self, index: int) -> registry.Mechanism:
+        """The mechanism of a block, counted from 0."""
+        return self._turn[index % len(self._turn)]
+
+    def mlp_kind(self, index: int) -> str:
+        """The second part of a block, counted from 0: `mlp`, where "auto" is "dense" or
+        "attention"."""
+        if self.mlp != "auto":
+            return self.mlp
+        return "dense" if self.block_mechanism(index).mlp else "attention"
 
     @property
     def length(self) -> int:
@@ -426,19 +410,10 @@ class EncoderConfig(EncoderSettings):
     def block_options(self) -> list[dict[str, Any]]:
         """The mechanism's options for each block; {} for those of another mechanism."""
         options = _options_by_block(dict(self.options or ()), self.num_layers)
-        if not self.hybrid:
-            return options
-        main = registry.resolve(self.mechanism)
+        main = [self.block_mechanism(i) == self._main for i in range(self.num_layers)]
         return [
-            own if registry.resolve(self.block_mechanism(index)) == main else {}
-            for index, own in enumerate(options)
+            one if is_main else {} for one, is_main in zip(options, main, strict=True)
         ]
-
-    def block_mechanism(
-        self, index: int
-    ) -> str | Callable[..., Any] | registry.Mechanism:
-        """The mechanism of a block, counted from 0."""
-        return self.hybrid[index % len(self.hybrid)] if self.hybrid else self.mechanism
 
     @property
     def shares_parameters(self) -> bool:
@@ -452,56 +427,38 @@ class EncoderConfig(EncoderSettings):
         Raises:
           ValueError: see `AttentionConfig`; that of a hybrid's other mechanism says so.
         """
-        return tuple(map(self.attention, range(self.num_layers)))
+        return tuple(map(self._layer, range(self.num_layers)))
 
     def attention(self, index: int) -> AttentionConfig:
         """The attention settings of a block, counted from 0."""
+        return self.layers[index]
+
+    def _layer(self, index: int) -> AttentionConfig:
+        mechanism, options = self.block_mechanism(index), self.block_options[index]
+        if options.get("grid") is True:
+            options = options | {"grid": self.patch_grid}
+        shared = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(SharedConfig)
+        }
+        settings = shared | {"mechanism": mechanism, "options": options}
         try:
-            return self._attention(index)
+            return AttentionConfig(
+                **settings,
+                num_heads=self.num_heads,
+                in_features=self.embed_dim,
+                max_length=self.length,
+                own_parameters=index == 0 or not self.shares_parameters,
+                rotary=self.positions == "rotary",
+                use_bias=self.qkv_bias,
+                conv_grid=self.patch_grid if self.conv_grid else None,
+                layer=index,
+                num_layers=self.num_layers,
+            )
         except ValueError as error:
-            main, one = self.mechanism, self.block_mechanism(index)
-            if registry.resolve(one) == registry.resolve(main, "mechanism"):
+            if mechanism == self._main:
                 raise
             raise within("hybrid", error) from error
-
-    def _attention(self, index: int) -> AttentionConfig:
-        alike = dataclasses.fields(LayerSettings)
-        return AttentionConfig(
-            **{field.name: getattr(self, field.name) for field in alike},
-            num_heads=self.num_heads,
-            in_features=self.embed_dim,
-            qkv_features=self.qkv_features,
-            num_kv_heads=self.num_kv_heads,
-            mechanism=self.block_mechanism(index),
-            max_length=self.length,
-            options=self._options(index),
-            own_parameters=index == 0 or not self.shares_parameters,
-            takes_memory=index > 0,
-            gives_memory=index < self.num_layers - 1,
-            rotary=self.positions == "rotary",
-            use_bias=self.qkv_bias,
-            conv_grid=self.patch_grid if self.conv_grid else None,
-            layer=index,
-            num_layers=self.num_layers,
-            dtype=self.dtype,
-        )
-
-    def _options(self, index: int) -> dict[str, Any]:
-        """A block's options, where ``grid=True`` becomes the grid of the images."""
-        options = self.block_options[index]
-        if options.get("grid") is not True:
-            return options
-        self._check_images("grid", "the option ")
-        return options | {"grid": self.patch_grid}
-
-    def _check_images(self, name: str, kind: str) -> None:
-        """Raises ``ValueError`` unless positions are pixels or patches, seen alike."""
-        if self.grid is None:
-            raise expected(name, f"an image task for {name}=True", "one without images")
-        if self.cls_token:
-            raise expected("cls_token", f"False with {kind}{name}=True", True)
-        if self.is_causal:
-            raise expected("is_causal", f"False with {kind}{name}=True", True)
 
 
 # The command line's name of a setting.
@@ -538,22 +495,18 @@ def _options_by_block(
     """
     for name, value in options.items():
         if isinstance(value, tuple) and len(value) != num_layers:
-            raise expected(
-                name,
-                f"one value, or one for each of the {num_layers} blocks",
-                f"{len(value)}: {'/'.join(map(str, value))}",
-            )
+            wanted = f"one value, or one for each of the {num_layers} blocks"
+            got = f"{len(value)}: {'/'.join(map(str, value))}"
+            raise expected(name, wanted, got)
     blocks = [
         {k: v[index] if isinstance(v, tuple) else v for k, v in options.items()}
         for index in range(num_layers)
     ]
     if any(block.get("sharing") == "layerwise" for block in blocks):
-        wanted = (
-            "one value for all blocks, which share their arrays with sharing=layerwise"
-        )
         for name, value in options.items():
             if len({repr(block[name]) for block in blocks}) > 1:
-                raise expected(name, wanted, value)
+                wanted = "one value for all blocks, which share their arrays"
+                raise expected(name, f"{wanted} with sharing=layerwise", value)
     return blocks
 
 
@@ -563,21 +516,6 @@ def _keep(config: Any, **values: Any) -> None:
         object.__setattr__(config, name, value)
 
 
-def _frozen(options: Options) -> tuple[tuple[str, Any], ...]:
+def _pairs(options: Options) -> tuple[tuple[str, Any], ...]:
     """A tuple, so that modules with these options are hashable."""
     return tuple(dict(options or ()).items())
-
-
-def _take_integers(config: Any) -> None:
-    """Keeps sizes as ints, whatever integers they are."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, np.integer):
-            _keep(config, **{field.name: int(value)})
-
-
-def _check_sizes(config: Any, *names: str) -> None:
-    """Keeps sizes as ints, whatever integers they are."""
-    for name in names:
-        if getattr(config, name) is not None:
-            _keep(config, **{name: check_size(name, getattr(config, name))})

@@ -187,44 +187,10 @@ class TransformerEncoder(nnx.Module):
         self.cls = zeros() if config.cls_token else None
         self.hidden = zeros() if config.reconstructs else None
         self.positions = make_positions(config, rngs)
-        first_rate, inner_rate = config.input_dropout, config.mlp_dropout
-        self.dropout = Dropout(config.dropout if first_rate is None else first_rate)
-        rest: dict[str, Any] = {
-            "dropout": config.dropout if inner_rate is None else inner_rate,
-            "dtype": config.dtype,
-        }
-
-        def block(index: int) -> EncoderBlock:
-            attention = config.attention(index)
-            first = MultiHeadAttention(config=attention, rngs=rngs)
-            width, kind = config.embed_dim, config.mlp_kind(index)
-            if kind == "none":
-                second: nnx.Module | None = None
-            elif kind == "product_key":
-                options = dict(config.mlp_options or ())
-                second = ProductKeyMemory(width, options, rngs=rngs, **rest)
-            elif kind in ("dense", "glu"):
-                second = Mlp(
-                    width,
-                    config.mlp_dim,
-                    gated=kind == "glu",
-                    activation=config.activation,
-                    rngs=rngs,
-                    **rest,
-                )
-            else:  # Two gated units replace one attention and one MLP.
-                second = MultiHeadAttention(config=attention, rngs=rngs)
-            return EncoderBlock(
-                first,
-                second,
-                width,
-                norm=config.norm,
-                post_norm=config.post_norm,
-                dropout=config.dropout,
-                dtype=config.dtype,
-            )
-
-        self.blocks = nnx.List([block(index) for index in range(config.num_layers)])
+        rate = config.input_dropout
+        self.dropout = Dropout(config.dropout if rate is None else rate)
+        blocks = range(config.num_layers)
+        self.blocks = nnx.List([make_block(config, index, rngs) for index in blocks])
         norm = _NORMS[config.norm]
         self.norm: Any = (
             None if config.post_norm else norm(config.embed_dim, dtype=config.dtype)
@@ -361,6 +327,35 @@ class TransformerEncoder(nnx.Module):
             one = "a class vector" if self.cls is not None else "positions in a grid"
             raise expected("segment_ids", f"None with {one}", "an array")
         return packed.packed(segment_ids, tokens, tokens)
+
+
+def make_block(config: EncoderConfig, index: int, rngs: nnx.Rngs) -> EncoderBlock:
+    """A block of an encoder, counted from 0."""
+    return EncoderBlock(
+        MultiHeadAttention(config=config.layers[index], rngs=rngs),
+        _make_mlp(config, index, rngs),
+        config.embed_dim,
+        norm=config.norm,
+        post_norm=config.post_norm,
+        dropout=config.dropout,
+        dtype=config.dtype,
+    )
+
+
+def _make_mlp(config: EncoderConfig, index: int, rngs: nnx.Rngs) -> nnx.Module | None:
+    """The second part of a block."""
+    kind, rate = config.mlp_kind(index), config.mlp_dropout
+    rate = config.dropout if rate is None else rate
+    more: dict[str, Any] = {"dropout": rate, "dtype": config.dtype, "rngs": rngs}
+    if kind == "none":
+        return None
+    if kind == "attention":  # Two gated units replace one attention and one MLP.
+        return MultiHeadAttention(config=config.layers[index], rngs=rngs)
+    if kind == "product_key":
+        options = dict(config.mlp_options or ())
+        return ProductKeyMemory(config.embed_dim, options, **more)
+    sizes = config.embed_dim, config.mlp_dim
+    return Mlp(*sizes, gated=kind == "glu", activation=config.activation, **more)
 
 
 def normalised(

@@ -365,7 +365,7 @@ def describe(model: Any) -> dict[str, Any]:
     Raises:
       ValueError: see `save`.
     """
-    if isinstance(model, nnx.Module) and not is_known(model):
+    if not is_known(model) and isinstance(model, nnx.Module):
         wanted = (
             f"one of {', '.join(_BY_NAME)} (`save_arrays` takes the state of others)"
         )

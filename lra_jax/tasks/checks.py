@@ -113,13 +113,8 @@ def check_on_devices(config: Config, task: Task) -> None:
     traced = []
     packs = task.packs_rows or config.data.packing
     for index in range(encoder.num_layers):
-        # Without another layer's arrays or memory.
-        one = dataclasses.replace(
-            encoder.attention(index),
-            own_parameters=True,
-            takes_memory=False,
-            gives_memory=False,
-        )
+        # Without another layer's arrays.
+        one = dataclasses.replace(encoder.attention(index), own_parameters=True)
         kind = one.mechanism, one.options
         if kind not in traced:
             traced.append(kind)

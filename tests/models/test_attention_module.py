@@ -195,8 +195,8 @@ def test_width_of_the_heads():
     ("arguments", "message"),
     [
         ({"qkv_features": 7}, "divisor of qkv_features=7, got 2"),
-        ({"num_heads": "2"}, "num_heads: expected a positive int, got '2'"),
-        ({"num_heads": 2.0}, r"num_heads: expected a positive int, got 2\.0"),
+        ({"num_heads": "2"}, "num_heads: expected an int, got '2'"),
+        ({"num_heads": 2.0}, r"num_heads: expected an int, got 2\.0"),
         ({"mechanism": "cosfomer"}, "did you mean 'cosformer'"),
         ({"mechanism": "no_such_module:f"}, "no_such_module"),
         ({"mechanism": "helpers:no_such_function"}, "no_such_function"),

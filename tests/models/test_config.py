@@ -129,18 +129,16 @@ def test_a_config_does_not_follow_what_it_was_made_of():
 
 def test_what_the_blocks_get():
     config = EncoderConfig(**LINFORMER, positions="rotary", cls_token=True)
-    one, two = config.attention(0), config.attention(1)
+    one, two = config.layers
     assert (one.max_length, one.rotary, one.in_features) == (17, True, 8)
     assert dict(one.options or ()) == {"features": 6}
-    assert one == dataclasses.replace(
-        two, options={"features": 6}, takes_memory=False, gives_memory=True, layer=0
-    )
+    assert one == dataclasses.replace(two, options={"features": 6}, layer=0)
     assert (two.layer, two.num_layers) == (1, 2)
     assert one.mechanism is attention.resolve("linformer")
-    assert EncoderConfig(**GATED).attention(0).widths == (1, 6, 16)
+    assert EncoderConfig(**GATED).layers[0].widths == (1, 6, 16)
     shared = {"mechanism": "linformer", "options": {"sharing": "layerwise"}}
     config = EncoderConfig(**SIZES, **shared)
-    assert [config.attention(i).own_parameters for i in (0, 1)] == [True, False]
+    assert [one.own_parameters for one in config.layers] == [True, False]
 
 
 @pytest.mark.parametrize(

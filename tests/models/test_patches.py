@@ -67,7 +67,7 @@ def test_a_model_has_the_positions_of_the_patches(pooling, positions):
 def test_squares_and_rows_are_those_of_the_patches():
     options = {"scale": "unit", "grid": True}
     model = _model(mechanism="hgrn", options=options, short_conv=3, conv_grid=True)
-    attention = model.encoder.config.attention(0)
+    attention = model.encoder.config.layers[0]
     assert attention.conv_grid == (2, 3) and dict(attention.options)["grid"] == (2, 3)
     assert helpers.call_model(type(model).__call__, model, _images()).shape == (2, 3)
 

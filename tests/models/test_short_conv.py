@@ -137,7 +137,6 @@ def test_a_mechanism_with_a_gate_keeps_its_own():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"conv_grid": (2, 4)}, "conv_grid: expected None with short_conv=0"),
         ({"conv_grid": 3, "short_conv": 3}, "conv_grid: expected (rows, columns)"),
         (
             {"conv_grid": (2, 4), "short_conv": 3, "is_causal": True},

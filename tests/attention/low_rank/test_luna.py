@@ -148,8 +148,8 @@ def test_causal_layers_carry_no_memory() -> None:
         8,
         mechanism="luna",
         is_causal=True,
-        takes_memory=True,
-        gives_memory=True,
+        layer=1,
+        num_layers=3,
         rngs=nnx.Rngs(0),
     )
     assert layer.memory_in is layer.memory_out is None
