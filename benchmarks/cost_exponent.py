@@ -92,7 +92,7 @@ class _Call:
         import jax.numpy as jnp
 
         from lra_jax.benchmarking.cases import Case
-        from lra_jax.benchmarking.works import own_arrays, pulled_back
+        from lra_jax.benchmarking.works import extra_arrays, pulled_back
 
         mechanism = registry.resolve(name)
         keys = jax.random.split(jax.random.key(0), 3)
@@ -100,7 +100,7 @@ class _Call:
         self.arrays = [jax.random.normal(key, shape) for key in keys]
         mask = jnp.arange(length)[None] < length - 7
         case = Case(name, "forward+backward", length, heads=heads, head_dim=head_dim)
-        given = own_arrays(case, mechanism, {})
+        given = extra_arrays(case, mechanism, {})
         masks = {"mask": mask, "query_mask": mask}
         taken = registry.accepted_keywords(mechanism.attention) or frozenset()
         given |= {name: x for name, x in masks.items() if name in taken}

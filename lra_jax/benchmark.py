@@ -74,7 +74,7 @@ def _typed(args: Sequence[str]) -> str:
 
 
 def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
-    """Runs all parts, or the one given by ``--part``."""
+    """Runs all parts, or the one that ``--part`` names."""
     from lra_jax.benchmarking import accelerator, parts
 
     def say(text: str) -> None:
@@ -107,8 +107,8 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
     from lra_jax.benchmarking.report import Report
 
     if config.view == "accelerator":
-        wanted = "any other than accelerator, which starts processes and writes files"
-        raise expected("view", wanted, "accelerator")
+        others = "any other than accelerator, which starts processes and writes files"
+        raise expected("view", others, "accelerator")
     report = Report(config, "")
     report.measure()
     return report.values()
@@ -122,11 +122,11 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
     """
     if config.out is None:
         return None
-    given = Path(config.out).expanduser()
+    out = Path(config.out).expanduser()
     name = "attention" if config.view == "none" else config.view
-    figures = given if given.suffix == ".json" else given / f"{name}.json"
-    if not given.suffix and given.is_file():
-        raise expected("--out", "a folder or a .json file", f"{given}, a file")
+    figures = out if out.suffix == ".json" else out / f"{name}.json"
+    if not out.suffix and out.is_file():
+        raise expected("--out", "a folder or a .json file", f"{out}, a file")
     with writable("--out", "a file", figures):
         make_room(figures)
     return figures, figures.with_suffix(".png") if config.picture else None

@@ -35,7 +35,7 @@ def main(args: Sequence[str] | None = None) -> None:
         return
     with cli.user_errors():
         out, rest = runs.take_flag(args, "out")
-        wanted, rest = runs.take_flag(rest, "format")
+        names, rest = runs.take_flag(rest, "format")
         for argument in rest:
             if argument.startswith("-"):
                 flag = argument.partition("=")[0]
@@ -43,10 +43,10 @@ def main(args: Sequence[str] | None = None) -> None:
                 raise expected(flag, "a flag", f"an unknown one{hint}")
         if not rest:
             raise expected("RUNS", "at least one folder of runs", "none")
-        formats = (wanted or ",".join(_PAGES)).split(",")
+        names = names or ",".join(_PAGES)
         progress.say(f"reading the runs in {', '.join(rest)} ...")
-        names = [name.strip() for name in formats]
-        problems = write_report(rest, out or "report", names)
+        formats = [name.strip() for name in names.split(",")]
+        problems = write_report(rest, out or "report", formats)
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
 
@@ -83,38 +83,41 @@ def write_report(
 
     for name in formats:
         known("--format", name, (*_PAGES, *exports.FORMATS))
-    given = [folders] if isinstance(folders, str | Path) else folders
-    several = [Path(folder).expanduser() for folder in given]
-    found, problems = read_runs(*several)
-    groups = group_runs(found)
+    paths = [folders] if isinstance(folders, str | Path) else folders
+    paths = [Path(path).expanduser() for path in paths]
+    runs, problems = read_runs(*paths)
+    groups = group_runs(runs)
     if not groups:
-        got = ", ".join(map(str, several))
+        got = ", ".join(map(str, paths))
         raise expected("RUNS", "finished runs (with a result.json)", got)
-    stopped, again = unfinished(found), repeated(found)
-    notes = [f"not finished: {line}" for line in stopped]
-    notes += [f"left out: {line}" for line in again]
-    notes += [f"cannot be read: {line}" for line in problems]
-    lost = incomplete(found)
-    notes += [f"without some of its metrics: {line}" for line in lost]
+    notes = {
+        "not finished": unfinished(runs),
+        "left out": repeated(runs),
+        "cannot be read": problems,
+        "without some of its metrics": incomplete(runs),
+    }
     out = Path(out).expanduser()
     with writable("--out", "a folder", out):
         out.mkdir(parents=True, exist_ok=True)
     pages = [name for name in _PAGES if name in formats]
     written = [out / f"report.{name}" for name in pages]
     if pages:
+        lines = [f"{why}: {line}" for why, lines in notes.items() for line in lines]
         with charts.style():
-            results.make_page(groups, notes, out).write("report", pages)
+            results.make_page(groups, lines, out).write("report", pages)
     for name, (file, text) in exports.FORMATS.items():
         if name in formats:
             write_text(out / file, text(exports.rows(groups)))
             written.append(out / file)
     total = sum(len(group.runs) for group in groups)
-    others = {"not finished": len(stopped), "repeated": len(again)}
-    missing = ", ".join(f"{n} {why}" for why, n in others.items() if n)
-    without = f"; not shown: {missing}" if missing else ""
-    runs = "1 run" if total == 1 else f"{total} runs"
-    print(f"{runs} in {', '.join(map(str, written))}{without}")
-    return [*problems, *lost]
+    others = {"not finished": "not finished", "left out": "repeated"}
+    missing = [
+        f"{len(notes[why])} {word}" for why, word in others.items() if notes[why]
+    ]
+    without = f"; not shown: {', '.join(missing)}" if missing else ""
+    count = "1 run" if total == 1 else f"{total} runs"
+    print(f"{count} in {', '.join(map(str, written))}{without}")
+    return [*problems, *notes["without some of its metrics"]]
 
 
 if __name__ == "__main__":

@@ -102,8 +102,8 @@ def split_subject(text: str) -> tuple[str, str]:
     """
     match = _SUBJECT.match(text.strip())
     if match is None:
-        wanted = "names such as linear or linformer[features=128]"
-        raise expected("--attention", wanted, repr(text))
+        names = "names such as linear or linformer[features=128]"
+        raise expected("--attention", names, repr(text))
     return match["name"].strip(), match["options"] or ""
 
 
@@ -134,7 +134,7 @@ def parse_lengths(flag: str, text: str) -> list[int]:
     for part in split_list(flag, text):
         digits, unit = (part[:-1], 1024) if part[-1] in "kK" else (part, 1)
         if not digits.isdecimal() or len(digits) > 9 or int(digits) < 1:
-            wanted = "positive integers such as 1024,2048 or 1K,2K"
-            raise expected(f"--{flag}", wanted, repr(part))
+            numbers = "positive integers such as 1024,2048 or 1K,2K"
+            raise expected(f"--{flag}", numbers, repr(part))
         lengths.append(int(digits) * unit)
     return sorted(set(lengths))

@@ -116,7 +116,7 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     backward = case.work == "forward+backward"
 
     def make() -> Arguments:
-        extra = own_arrays(case, mechanism, options)
+        extra = extra_arrays(case, mechanism, options)
         if case.rows == "padded":
             extra["mask"] = _mask(case)
         return extra, *_random(shape, case.dtype, 4 if backward else 3)
@@ -151,7 +151,7 @@ def pulled_back(
     return jax.vjp(run, learned, *inputs)
 
 
-def own_arrays(case: Case, mechanism: Any, options: dict[str, Any]) -> Arrays:
+def extra_arrays(case: Case, mechanism: Any, options: dict[str, Any]) -> Arrays:
     """The arrays that a mechanism takes besides query, key and value: its parameters,
     made with these options, and random gates."""
     return _parameters(case, mechanism, options) | _gates(case, mechanism, options)

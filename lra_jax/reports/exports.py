@@ -72,33 +72,33 @@ def _mean_over_parts(group: Group) -> float | None:
 def _scores_of_texts(group: Group) -> Row:
     """Mean and deviation over seeds of the scores that only language models have; None
     for others."""
-    found: Row = {}
+    scores: Row = {}
     for name in _OF_TEXTS:
         key = f"test_{name}_best"
         there = all(key in result for result in group.results)
-        found[name] = group.mean(key) if there else None
-        found[f"{name}_deviation"] = group.deviation(key) if there else None
-    return found
+        scores[name] = group.mean(key) if there else None
+        scores[f"{name}_deviation"] = group.deviation(key) if there else None
+    return scores
 
 
-def to_csv(found: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[Row]) -> str:
     """A table with a header; an empty cell is a number that was not recorded."""
-    return Table(list(found[0]), [list(row.values()) for row in found]).csv()
+    return Table(list(rows[0]), [list(row.values()) for row in rows]).csv()
 
 
-def to_json(found: Sequence[Row]) -> str:
+def to_json(rows: Sequence[Row]) -> str:
     """A list of objects."""
-    return json.dumps(found, indent=2) + "\n"
+    return json.dumps(rows, indent=2) + "\n"
 
 
-def to_latex(found: Sequence[Row]) -> str:
+def to_latex(rows: Sequence[Row]) -> str:
     """Tables for each task, in the style of booktabs: first the runs by the LRA's
     protocol, comparable with published rows, then those with other training or models,
     then those on other data."""
     tables: dict[str, list[Row]] = {}
-    for row in sorted(found, key=_rank):
+    for row in sorted(rows, key=_rank):
         tables.setdefault(_caption(row), []).append(row)
-    return "\n".join(_table(caption, rows) for caption, rows in tables.items())
+    return "\n".join(_table(caption, members) for caption, members in tables.items())
 
 
 def _rank(row: Row) -> tuple[str, bool, bool]:
@@ -115,12 +115,12 @@ def _caption(row: Row) -> str:
     return f"{row['task']}, not {whose} data settings"
 
 
-def _table(caption: str, found: Sequence[Row]) -> str:
+def _table(caption: str, rows: Sequence[Row]) -> str:
     """Of language models with the scores of texts in place of the accuracy."""
-    scores = [name for name in _OF_TEXTS if any(row[name] is not None for row in found)]
+    scores = [name for name in _OF_TEXTS if any(row[name] is not None for row in rows)]
     heads = [name.replace("_", " ") for name in scores] or ["test accuracy, %"]
     lines = []
-    for row in found:
+    for row in rows:
         cells = [_score(row, name) for name in scores] or [_accuracy(row)]
         speed = f"{row['steps_per_second']:.2f} ({row['steps_per_second_kind']})"
         numbers = (row["seeds"], f"{row['parameters']:,}", speed)

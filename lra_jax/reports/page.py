@@ -125,8 +125,9 @@ class Page:
         return files[0]
 
     def _render(self, template: str) -> str:
-        found = _environment(template.endswith(".html")).get_template(template)
-        return found.render(title=self.title, parts=self._parts)
+        environment = _environment(template.endswith(".html"))
+        page = environment.get_template(template)
+        return page.render(title=self.title, parts=self._parts)
 
 
 @functools.cache

@@ -97,8 +97,8 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
     return page
 
 
-def _several(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:

@@ -85,8 +85,8 @@ class Group:
     def said(self, name: str) -> str | None:
         """A text of the results, such as the device: every different one; None if it
         was not recorded."""
-        found = dict.fromkeys(str(x) for r in self.results if (x := r.get(name)))
-        return " and ".join(found) or None
+        texts = dict.fromkeys(str(x) for r in self.results if (x := r.get(name)))
+        return " and ".join(texts) or None
 
     @property
     def peak_memory(self) -> tuple[int, str]:
@@ -125,31 +125,30 @@ def read_runs(*folders: Path) -> tuple[list[Run], list[str]]:
     Raises:
       ValueError: a folder does not exist, or contains no run; or none can be read.
     """
-    runs, problems = {}, {}
+    runs: dict[Path, Run] = {}
+    problems: list[str] = []
     for folder in folders:
-        found, wrong = _read_folder(folder)
-        for run in found:
-            runs.setdefault(run.folder.resolve(), run)
-        problems |= dict.fromkeys(wrong)
+        for place in _find_runs(folder):
+            try:
+                run = _read_run(place)
+                runs.setdefault(run.folder.resolve(), run)
+            except Exception as error:  # Whatever is in one folder, others are read.
+                known = isinstance(error, ValueError)
+                kind = "" if known else f"{type(error).__name__}: "
+                problems.append(f"{place}: {kind}{on_one_line(error)}")
     if not runs:
-        raise expected("RUNS", "runs that can be read", next(iter(problems)))
-    return list(runs.values()), list(problems)
+        raise expected("RUNS", "runs that can be read", problems[0])
+    return list(runs.values()), list(dict.fromkeys(problems))
 
 
-def _read_folder(folder: Path) -> tuple[list[Run], list[str]]:
+def _find_runs(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "which does not exist"
-        raise expected("RUNS", "a folder of runs", f"{folder}, {found}")
-    runs, problems = [], []
-    for place in sorted(place for place, _, x in walked(folder) if "config.json" in x):
-        try:
-            runs.append(_read_run(place))
-        except Exception as error:  # Whatever is in one folder, the others are read.
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            problems.append(f"{place}: {kind}{on_one_line(error)}")
-    if not runs and not problems:
+        kind = "a file" if folder.exists() else "which does not exist"
+        raise expected("RUNS", "a folder of runs", f"{folder}, {kind}")
+    places = [place for place, _, files in walked(folder) if "config.json" in files]
+    if not places:
         raise expected("RUNS", "run directories (with a config.json)", folder)
-    return runs, problems
+    return sorted(places)
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -284,7 +284,7 @@ def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
 
 def _span(row: Mapping[str, Group], name: str) -> str:
     """A number of the results, which may differ between tests."""
-    values = {group.results[0].get(name) for group in row.values()} - {None}
+    values: Any = {group.results[0].get(name) for group in row.values()} - {None}
     ends = dict.fromkeys((min(values), max(values))) if values else ()
     return " to ".join(f"{value:,}" for value in ends) or "-"
 
