@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, progress, runtime, signals
-from lra_jax.errors import expected, known, not_negative, renamed
+from lra_jax.errors import InputError, expected, known, not_negative, renamed
 
 PROG = "python -m lra_jax.analyze"
 
@@ -175,10 +175,9 @@ def run(settings: Any, typed: str = "") -> Path:
             command.run(settings, page)
     except BaseException as error:
         page.discard()
-        name = str(error).partition(":")[0]
-        if not isinstance(error, ValueError) or name not in _FLAGS:
+        if not isinstance(error, InputError) or error.name not in _FLAGS:
             raise
-        raise renamed(error, _FLAGS[name]) from error
+        raise renamed(error, _FLAGS[error.name]) from error
     page.heading("Made by")
     page.items([f"{name}: {_flat(value)}" for name, value in made_by.items()])
     return page.write("index")

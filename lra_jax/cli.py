@@ -25,7 +25,14 @@ from lra_jax import runtime
 from lra_jax.attention import registry
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import SWITCHES, check_text, expected, nearest, on_one_line
+from lra_jax.errors import (
+    SWITCHES,
+    InputError,
+    check_text,
+    expected,
+    nearest,
+    on_one_line,
+)
 
 Parsed = TypeVar("Parsed")
 
@@ -44,14 +51,14 @@ def fail(message: str, code: int = 2) -> NoReturn:
 def user_errors() -> Iterator[None]:
     """Turns any error into one line and an exit code.
 
-    That is 2 for a ValueError or a disk error, which another command line mends, and 1
-    for any other.
+    That is 2 for an `InputError` or a disk error, which another command line mends, and
+    1 for any other.
     """
     try:
         yield
     except BrokenPipeError:
         raise
-    except (ValueError, OSError) as error:
+    except (InputError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
         fail("interrupted", 128 + signal.SIGINT)

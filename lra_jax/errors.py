@@ -10,15 +10,32 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
-def expected(name: str, wanted: object, got: object) -> ValueError:
-    """Returns a ``ValueError`` to raise: ``name: expected wanted, got got``.
+class InputError(ValueError):
+    """What a user gave does not fit: ``name: problem``.
+
+    Attributes:
+      name: the argument, flag or file.
+      problem: what is wrong with it, in words.
+    """
+
+    def __init__(self, name: str, problem: str):
+        super().__init__(name, problem)
+        self.name = name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.problem}"
+
+
+def expected(name: str, wanted: object, got: object) -> InputError:
+    """Returns an error to raise: ``name: expected wanted, got got``.
 
     Args:
       name: the argument or flag.
       wanted: in words, or a value.
       got: in words, or a value as text, such as ``f"{value!r}"``.
     """
-    return ValueError(f"{name}: expected {wanted}, got {got}")
+    return InputError(name, f"expected {wanted}, got {got}")
 
 
 def known(name: str, value: str, choices: Iterable[str]) -> str:
@@ -188,24 +205,25 @@ def _is_of(kind: type, value: object) -> bool:
     return isinstance(value, _NUMBERS.get(kind, kind))
 
 
-def within(place: str, error: ValueError) -> ValueError:
+def within(place: str, error: ValueError) -> InputError:
     """Returns an error to raise that also gives the place: ``place: name: ...``.
 
     Args:
       place: a flag, or a file and its line.
       error: the error there.
     """
-    return ValueError(f"{place}: {error}")
+    return InputError(place, str(error))
 
 
-def noted(error: ValueError, note: str) -> ValueError:
+def noted(error: InputError, note: str) -> InputError:
     """Returns the same error, to raise, with a note in brackets at its end."""
-    return ValueError(f"{error} ({note})")
+    return InputError(error.name, f"{error.problem} ({note})")
 
 
-def renamed(error: ValueError, name: str) -> ValueError:
+def renamed(error: ValueError, name: str) -> InputError:
     """Returns the same error, to raise, for another name, such as the flag."""
-    return ValueError(f"{name}: {str(error).partition(': ')[2]}")
+    problem = error.problem if isinstance(error, InputError) else str(error)
+    return InputError(name, problem)
 
 
 @contextlib.contextmanager
@@ -240,8 +258,14 @@ def first_line(error: BaseException) -> str:
 
 
 def on_one_line(error: BaseException) -> str:
-    """An error's whole text on one line, or its type if it has none."""
-    return _shortened(" ".join(str(error).split())) or type(error).__name__
+    """An error's text on one line, or its type if it has none.
+
+    Of its notes it includes the shapes with which a user's attention was called.
+    """
+    notes = getattr(error, "__notes__", ())
+    shapes = [note for note in notes if note.startswith("called with ")]
+    text = _shortened(" ".join(str(error).split())) or type(error).__name__
+    return "; ".join([text, *shapes])
 
 
 def _shortened(text: str) -> str:

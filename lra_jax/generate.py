@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax import cli, progress, runtime, signals
-from lra_jax.errors import a_thing, expected, reason, renamed
+from lra_jax.errors import InputError, a_thing, expected, reason, renamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +81,8 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
 
     try:
         saved = load(config.workdir, allow_code=config.allow_code)
-    except ValueError as error:
-        flag = _FLAGS_OF_LOADING.get(str(error).partition(":")[0])
+    except InputError as error:
+        flag = _FLAGS_OF_LOADING.get(error.name)
         if flag is None:
             raise
         raise renamed(error, f"--{flag}") from error
@@ -104,9 +104,9 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
         )
         # Any error appears in the first step.
         steps = itertools.chain([next(steps)], steps)
-    except ValueError as error:
-        name = str(error).partition(":")[0]
-        raise renamed(error, f"--{_FLAGS.get(name, name)}") from error
+    except InputError as error:
+        name = _FLAGS.get(error.name, error.name)
+        raise renamed(error, f"--{name}") from error
     pieces = _decoded(vocabulary, steps, len(texts), _end(vocabulary))
     if isinstance(vocabulary, Words):  # Their blanks come after them.
         blanks = (" " if text and not text[-1].isspace() else "" for text in texts)

@@ -158,50 +158,38 @@ train --seeds=1000000000 ~ at most 1000
 train --seeds=99999999999999999999999999999999999 ~ at most 1000
 train --distributed=maybe ~ --distributed: expected True or False
 train --coordinator=host:1 ~ --distributed: expected True
-train --distributed --coordinator=host --num_processes=2 --process_id=0 ~ HOST:PORT
-train --distributed --coordinator=h:1 --num_processes=2 --process_id=2 ~ 0..1
-train --distributed --coordinator=h:1 --num_processes=0 --process_id=0 ~ num_processes:
 train --train.steps=0 ~ --train.steps: expected a positive int, got 0
 train --train.steps=9 --train.warmup=9 ~ --train.warmup: expected less than
 train --train.batch_size=0 ~ --train.batch_size: expected a positive int
-train --train.batch_size=2147483647 ~ --train.batch_size: expected activations of
-train --train.eval_batch_size=2147483647 ~ --train.eval_batch_size: expected activations
 train --train.log_every=0 ~ --train.log_every: expected a positive int, got 0
 train --train.adam_b1=1 ~ --train.adam_b1: expected a number in [0, 1)
 train --train.seq_devices=0 ~ --train.seq_devices: expected a positive int
 train --preset=compact --train.seq_devices=2 --attention=softmax ~ expected one of lin
-train --train.seq_devices=2 --model.pooling=cls ~ --model.pooling: expected mean
-train --train.length_warmup=128 ~ --train.length_warmup: expected LENGTH:FRACTION
+train --train.length_warmup=128 ~ length_warmup: expected LENGTH:FRACTION
 train --train.length_warmup=128:2 ~ got '128:2'
 train --train.length_warmup=a:b ~ got 'a:b'
-train --task=image --train.length_warmup=128:0.5 ~ expected nothing for images
-train --model.num_heads=3 ~ --model: num_heads: expected a divisor of
+train --model.num_heads=3 ~ num_heads: expected a divisor of
 train --model.num_heads=0 ~ --model.num_heads: expected a positive int
 train --model.num_layers=1001 ~ --model.num_layers: expected 1 to 1000, got 1001
-train --model.embed_dim=2147483646 ~ --model.num_layers, --model.embed_dim and
-train --preset=compact --model.max_length=2147483647 ~ the memory
-train --model.max_length=10 ~ --data.max_length: expected at most
-train --task=image --model.max_length=10 ~ --model.max_length: expected 1024
-train --model.positions=sinusoidal --model.embed_dim=15 ~ --model: embed_dim: expected
-train --model.pooling=first --model.is_causal=True ~ --model.pooling: expected another
-train --model.positions=learned_2d ~ --model.positions: expected another value
-train --model.positions=rotary --attention=fnet ~ --model: rotary: expected
-train --model.inputs=linear ~ --model.inputs: expected another value
-train --model.mlp=product_key --model.mlp_options=keys=0 ~ --model: mlp_options: keys:
-train --model.mlp=product_key --model.mlp_options=key=3 ~ --model: mlp_options: option
+train --model.max_length=10 ~ --model.max_length: expected at least 2000
+train --task=image --model.max_length=10 ~ --model.max_length: expected at least 1024
+train --model.positions=sinusoidal --model.embed_dim=15 ~ embed_dim: expected
+train --model.positions=learned_2d ~ grid: expected the rows and columns
+train --model.positions=rotary --attention=fnet ~ rotary: expected
+train --model.mlp=product_key --model.mlp_options=keys=0 ~ mlp_options: keys:
+train --model.mlp=product_key --model.mlp_options=key=3 ~ mlp_options: option
 train --model.mlp=product_key --model.mlp_options=keys ~ --model.mlp_options: expected
 train --model.mlp=product_key --model.mlp_options=keys=4,top=5 ~ top: expected at most
-train --model.hybrid=hgrn ~ --model: hybrid: expected mechanisms with 'cosformer'
+train --model.hybrid=hgrn ~ hybrid: expected mechanisms with 'cosformer'
 train --model.hybrid=hgrn, ~ --model.hybrid: expected one of
 train --model.hybrid=hgnr,cosformer ~ did you mean 'hgrn'?
 train --model.hybrid=os:system,cosformer ~ got 'os:system'
-train --model.hybrid=flow,hgrn,cosformer ~ --model: hybrid: expected at most one
-train --model.hybrid=luna,cosformer ~ --model: hybrid: expected mechanisms that pass no
-train --model.hybrid=nystrom,cosformer --data.packing=True ~ --model.hybrid: expected
+train --model.hybrid=flow,hgrn,cosformer ~ hybrid: expected at most one
+train --model.hybrid=luna,cosformer ~ hybrid: expected mechanisms that pass no
 train --model.attention_options=clip ~ expected name=value,..., got 'clip'
 train --model.attention_options==3 ~ got '=3'
 train --model.attention_options=eps=1,eps=2 ~ expected each option once, got 'eps' twice
-train --model.attention_options=clip=1 ~ --model: option of
+train --model.attention_options=clip=1 ~ option of
 train --model.attention_options=ep=1 ~ did you mean 'eps'?
 train --model.attention_options=foo=1 ~ eps, feature_map, grid, reweight, got 'foo'
 train --model.attention_options=eps=1/2/3 ~ the 2 blocks, got 3
@@ -217,28 +205,22 @@ train --attention=softmax --model.attention_options=block=x ~ block: expected a 
 train --attention=cosfomer ~ --attention: expected one of
 train --attention=SOFTMAX ~ did you mean 'softmax'?
 train --attention= ~ --attention: expected one of
-train --attention=:f ~ --attention: expected 'package.module:function', got ':f'
-train --attention=helpers: ~ --attention: expected 'package.module:function'
-train --attention=no_such:f ~ --attention: expected an importable module before
+train --attention=:f ~ attention: expected 'package.module:function', got ':f'
+train --attention=helpers: ~ attention: expected 'package.module:function'
+train --attention=no_such:f ~ attention: expected an importable module before
 train --attention=helpers:nothing ~ no attribute 'nothing'
 train --attention=helpers:jn ~ no attribute 'jn'
 train --attention=helpers:powr ~ no attribute 'powr'; did you mean 'power'?
 train --attention=helpers:TRAIN ~ to be a function, got a dict
-train --attention=os:system ~ --attention: expected 'os:system' to take (query, key
+train --attention=os:system ~ attention: expected 'os:system' to take (query, key
+train --attention=collections:OrderedDict ~ to take (query, key, value, ...)
+train --attention=fractions:Fraction ~ to take (query, key, value, ...)
 train --attention=math:sin ~ too many positional arguments
-train --attention=collections:OrderedDict ~ --attention: expected 'collections:Ordered
-train --attention=fractions:Fraction ~ --attention: expected 'fractions:Fraction' to
-train --attention=jax.numpy:add ~ --attention: expected 'jax.numpy:add' to map query
-train --attention=numpy:einsum ~ --attention: expected 'numpy:einsum' to map query
 train --attention=test_bad_inputs:no_arguments ~ too many positional arguments
-train --attention=test_bad_inputs:one_more ~ missing 1 required positional argument
-train --attention=test_bad_inputs:gives_none ~ --attention: output of attention
+train --attention=test_bad_inputs:gives_none ~ output of attention
 train --attention=test_bad_inputs:gives_a_pair ~ got a tuple
 train --attention=test_bad_inputs:gives_a_row ~ got (2, 1, 2, 32)
 train --attention=test_bad_inputs:gives_a_mean ~ got (2, 2, 32)
-train --attention=test_bad_inputs:raises ~ test_bad_inputs.py, line
-train --attention=test_bad_inputs:asks ~ got TracerBoolConversionError
-train --attention=test_bad_inputs:leaves_jax ~ got TracerArrayConversionError
 train --attention=test_bad_inputs:A_CLASS ~ to be a function, got an object
 train --attention=test_bad_inputs:Mine ~ to take (query, key, value, ...)
 train --attention=helpers:values_only --model.attention_options=x=1 ~ got 'x'
@@ -257,7 +239,7 @@ train --task=parity --data.num_train=2147483647 ~ got 2,147,483,647
 train --task=parity --data.parts=9999999999 ~ expected examples that fit into memory
 train --task=mqar --data.train=64/40:100 ~ --data.train: expected
 train --task=mad-recal ~ did you mean 'mad-recall'?
-train --train.curriculum=100:0.5,50:0.6 ~ --train.curriculum: expected LENGTH:FRACTION
+train --train.curriculum=100:0.5,50:0.6 ~ curriculum: expected LENGTH:FRACTION
 train --model.short_conv=-1 ~ --model.short_conv: expected
 sweep --attention=softmax --suite=foo ~ --suite: expected one of
 train --task=text --data.path=nope ~ --data.path: expected a file or a folder
@@ -287,7 +269,7 @@ sweep --attention=softmax --seed=-3 ~ --seed: expected 0 or a positive
 sweep --attention=softmax --workdir= ~ --workdir: expected a value, got none
 sweep --attention=flow --train.step=3 ~ did you mean '--train.steps'?
 sweep --attention=flow --task=listop ~ did you mean 'listops'?
-sweep --attention=os:system ~ --attention: expected 'os:system' to take
+sweep --attention=os:system ~ attention: expected 'os:system' to take
 report ~ RUNS: expected at least one folder of runs, got none
 report nope ~ RUNS: expected a folder of runs, got nope
 report /dev/null ~ got /dev/null, a file
@@ -316,10 +298,8 @@ benchmark --layers=0 ~ --layers: expected a positive int
 benchmark --max_gb=-1 ~ --max_gb: expected a positive finite number
 benchmark --work=bake ~ --work: expected
 benchmark --dtypes=int8 ~ --dtypes: expected
-benchmark --view=lra --causal ~ --causal: expected False for --view=lra
 benchmark --view=lra --work=forward ~ --work: expected train
 benchmark --view=linformer --features=x ~ --features: expected positive integers
-benchmark --out= ~ --out: expected a folder
 benchmark --out=/dev/null/x ~ --out: expected a file that can be written
 benchmark 3 ~ flags: expected --name=value
 analyze foo ~ command: expected one of
@@ -385,6 +365,26 @@ def _table(text: str) -> list[Any]:
 @pytest.mark.parametrize(("line", "part"), _table(LINES))
 def test_commands(capsys, line, part):
     refused(capsys, line, part)
+
+
+@pytest.mark.parametrize(
+    ("attention", "part"),
+    [
+        ("jax.numpy:add", "error: TypeError: "),
+        ("numpy:einsum", "error: TracerArrayConversionError: "),
+        ("test_bad_inputs:one_more", "missing 1 required positional argument"),
+        ("test_bad_inputs:raises", "error: RuntimeError: out of order and more"),
+        ("test_bad_inputs:asks", "error: TracerBoolConversionError: "),
+        ("test_bad_inputs:leaves_jax", "error: TracerArrayConversionError: "),
+    ],
+)
+def test_what_an_attention_raises_is_one_line(capsys, attention, part):
+    """Before the data are made."""
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--data.dir=/dev/null/x", f"--attention={attention}"])
+    out, err = capsys.readouterr()
+    helpers.assert_one_error(stop.value.code, err, 1, part, "--debug shows where")
+    assert out == ""
 
 
 def no_arguments():
@@ -478,12 +478,12 @@ EDITS: tuple[tuple[str, Any, str], ...] = (
     ("train", None, "config: expected the fields"),
     ("train", [], "config: expected the fields"),
     ("model", "small", "config: expected the fields"),
-    ("model.num_heads", 3, "--model: num_heads: expected a divisor of"),
+    ("model.num_heads", 3, "num_heads: expected a divisor of"),
     ("model.num_heads", "2", "--model.num_heads: expected an int, got '2'"),
     ("model.num_layers", 10**6, "--model.num_layers: expected 1 to 1000"),
     ("model.dropout", 2, "--model.dropout: expected a number in [0, 1)"),
     ("model.dropout", {}, "--model.dropout: expected a number"),
-    ("model.max_length", 3, "--data.max_length: expected at most"),
+    ("model.max_length", 3, "--model.max_length: expected at least 60"),
     ("model.pooling", None, "--model.pooling: expected one of"),
     ("model.attention_options", "clip=1", "option of attention 'cosformer'"),
     ("model.attention_options", ["eps=1"], "--model.attention_options: expected text"),

@@ -202,7 +202,7 @@ POPEN = runs.subprocess.Popen
             "--attention=linear --suite=mad --model.is_causal=False",
             ["--model.is_causal: expected True for --task=mad-fuzzy-recall"],
         ),
-        ("--attention=linformer --suite=recall", ["--model: mechanism", "causal form"]),
+        ("--attention=linformer --suite=recall", ["mechanism", "causal form"]),
         ("--attention=flow --preset=compact,moden", ["--preset", "mean 'modern'"]),
         ("--attention=flow --preset=compact,", ["--preset: expected one of", "''"]),
         ("--attention=flow --preset=modern,modern", ["sweep: expected values that"]),

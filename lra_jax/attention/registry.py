@@ -56,7 +56,7 @@ def resolve(spec: Any, argument: str = "attention") -> Mechanism:
       '2 (T + S) H^2'
       >>> resolve("cosfromer")
       Traceback (most recent call last):
-      ValueError: attention: expected ...
+      lra_jax.errors.InputError: attention: expected ...
     """
     if isinstance(spec, Mechanism):
         return spec

@@ -10,7 +10,7 @@ from typing import Any
 
 from lra_jax import own_code
 from lra_jax.configs import Config
-from lra_jax.errors import expected, on_one_line, renamed
+from lra_jax.errors import InputError, expected, on_one_line, renamed
 from lra_jax.files import parse_json, read_bytes, walked
 from lra_jax.tasks import get_task
 from lra_jax.training.metrics import FILE, missing_reports, read_metrics
@@ -214,9 +214,8 @@ def _read_run(folder: Path) -> Run:
     config = Config.from_dict(_read_json(folder / "config.json"))
     try:
         metrics = tuple(read_metrics(folder))
-    except ValueError as error:  # The folder is named already.
-        place = Path(str(error).partition(": ")[0])
-        raise renamed(error, place.name) from None
+    except InputError as error:  # The folder is named already.
+        raise renamed(error, Path(error.name).name) from None
     result = None
     if (folder / "result.json").exists():
         result = _read_json(folder / "result.json")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from lra_jax.attention import registry
 from lra_jax.attention.sharded.sequence import sequence_parallel
 from lra_jax.configs import Config
-from lra_jax.errors import expected, known, renamed, within
+from lra_jax.errors import expected, known
 from lra_jax.models import EncoderConfig
 from lra_jax.models.settings import EncoderSettings
 
@@ -24,55 +24,39 @@ def encoder_config(
     """
     model = config.model
     split = config.train.seq_devices > 1
-    mechanism: Any = config.attention
-    try:
-        registry.resolve(mechanism)
-        mechanism = sequence_parallel(mechanism) if split else mechanism
-    except ValueError as error:
-        raise renamed(error, "--attention") from error
-    others = {
-        "qkv_features": model.qkv_dim,
-        "mlp_options": parse_options(model.mlp_options, "--model.mlp_options"),
-        "mechanism": mechanism,
-        "options": parse_options(model.attention_options),
-        "hybrid": tuple(
-            mechanism if _is_main(name, config) else _other(name, split)
-            for name in (model.hybrid.split(",") if model.hybrid else ())
-        ),
-        "reconstructs": config.pretrain.steps > 0,
-        "cls_token": model.pooling == "cls",
-        "cutoffs": _cutoffs(model.cutoffs),
-        "grid": image_shape,
-        "remat": config.train.remat,
-        "dtype": jnp.dtype(config.train.dtype),
-    }
-    alike = {
+    main = registry.resolve(config.attention, "--attention")
+    mechanism: Any = sequence_parallel(main) if split else config.attention
+    settings = {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(EncoderSettings)
     }
-    try:
-        encoder = EncoderConfig(**alike, **others)
-        _ = encoder.layers  # Made here, so that what is wrong with one is said here.
-    except ValueError as error:
-        raise within("--model", error) from error
+    encoder = EncoderConfig(
+        **settings,
+        qkv_features=model.qkv_dim,
+        mlp_options=parse_options(model.mlp_options, "--model.mlp_options"),
+        mechanism=mechanism,
+        options=parse_options(model.attention_options),
+        hybrid=tuple(
+            mechanism
+            if name == config.attention or registry.MECHANISMS.get(name) == main
+            else _other(name, split)
+            for name in (model.hybrid.split(",") if model.hybrid else ())
+        ),
+        reconstructs=config.pretrain.steps > 0,
+        cls_token=model.pooling == "cls",
+        cutoffs=_cutoffs(model.cutoffs),
+        grid=image_shape,
+        remat=config.train.remat,
+        dtype=jnp.dtype(config.train.dtype),
+    )
+    _ = encoder.layers  # Made here, so that what is wrong with one is said here.
     return encoder
-
-
-def _is_main(name: str, config: Config) -> bool:
-    """Whether a name in a hybrid is another of `--attention`."""
-    if name == config.attention:
-        return True
-    main = registry.resolve(config.attention)
-    return registry.MECHANISMS.get(name) == main
 
 
 def _other(name: str, split: bool) -> str | registry.Mechanism:
     """A hybrid's other mechanism; only a name, so that no other code is imported."""
     known("--model.hybrid", name, registry.MECHANISMS)
-    try:
-        return sequence_parallel(name) if split else name
-    except ValueError as error:
-        raise renamed(error, "--model.hybrid") from error
+    return sequence_parallel(name) if split else name
 
 
 def _cutoffs(text: str) -> tuple[int, ...]:

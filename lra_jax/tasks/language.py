@@ -15,7 +15,7 @@ from lra_jax import vocabularies
 from lra_jax.configs import Config
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.language import labelled
-from lra_jax.errors import expected, renamed, within
+from lra_jax.errors import InputError, expected, renamed, within
 from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
 from lra_jax.models.saved import arrays_of, read_kind_and_raw
 from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
@@ -242,11 +242,10 @@ def _of_checkpoint() -> Iterator[None]:
     """Context whose errors about a file name the flag that gave it."""
     try:
         yield
-    except ValueError as error:
+    except InputError as error:
         flag = "--data.checkpoint"
-        if str(error).startswith("run: "):
-            raise renamed(error, flag) from error
-        raise within(flag, error) from error
+        same = error.name == "run"
+        raise (renamed(error, flag) if same else within(flag, error)) from error
 
 
 def _check_masked(kind: str) -> None:
@@ -273,8 +272,7 @@ def _check_same(own: Any, saved: Any) -> None:
             wanted, got = dict(wanted), dict(got)
         if wanted != got:
             names = [_as_flag(field.name, x) for x in (wanted, got)]
-            error = expected(field.name, f"{names[0]}, of the checkpoint", names[1])
-            raise within("--model", error)
+            raise expected(field.name, f"{names[0]}, of the checkpoint", names[1])
 
 
 def _as_flag(name: str, value: Any) -> str:

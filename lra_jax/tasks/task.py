@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lra_jax.configs import Config, DataConfig, StoredData, get_preset
-from lra_jax.errors import renamed
+from lra_jax.errors import InputError, renamed
 from lra_jax.tasks.published import Published
 
 if TYPE_CHECKING:
@@ -140,11 +140,10 @@ class Task:
         place = {"data_dir": data.dir} if isinstance(data, StoredData) else {}
         try:
             return read(**place, **self.reader_settings, **settings)
-        except ValueError as error:
-            name = str(error).partition(":")[0]
-            if name not in settings:
+        except InputError as error:
+            if error.name not in settings:
                 raise
-            raise renamed(error, f"--data.{name}") from error
+            raise renamed(error, f"--data.{error.name}") from error
 
     def check(self, config: Config) -> None:
         """Refuses invalid settings, before data are made.

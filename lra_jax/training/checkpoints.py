@@ -30,7 +30,7 @@ from orbax.checkpoint import v1 as ocp
 
 from lra_jax import seals
 from lra_jax.configs.base import BestBy
-from lra_jax.errors import expected, on_one_line
+from lra_jax.errors import InputError, expected, on_one_line
 from lra_jax.training import hosts
 from lra_jax.training.step import TrainState
 from lra_jax.training.workdir import identify
@@ -384,7 +384,7 @@ def _leftovers_unreported() -> Iterator[None]:
     tasks.setLevel(level)
 
 
-class _AnotherModel(ValueError):
+class _AnotherModel(InputError):
     """The checkpoint is intact, but of another model."""
 
 
@@ -397,7 +397,7 @@ def _check(checkpoint: str, have: dict[str, Any], want: dict[str, Any]) -> None:
                 f"{have.get(name, 'none')}; it is of another model or version of "
                 "lra_jax: train in another --workdir",
             )
-            raise _AnotherModel(*error.args)
+            raise _AnotherModel(error.name, error.problem)
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from lra_jax import own_code
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.errors import expected, noted
+from lra_jax.errors import InputError, expected, noted
 from lra_jax.models.saved import write
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import sharding
@@ -85,8 +85,8 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
             task.check(config)
             task.check_on_devices(config)
             dataset = task.prepare(config.data)
-        except ValueError as error:
-            place = _place_of_path(error, config, folder)
+        except InputError as error:
+            place = _place_of_path(error.name, config, folder)
             if place is None:
                 raise
             raise noted(error, place) from error
@@ -95,9 +95,8 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
         return Trainer(config, task, dataset, folder, training=False)
 
 
-def _place_of_path(error: ValueError, config: Config, folder: Path) -> str | None:
-    """To which folder the path is relative that an error is about; None for others."""
-    flag = str(error).partition(":")[0]
+def _place_of_path(flag: str, config: Config, folder: Path) -> str | None:
+    """To which folder a flag's path is relative; None for other flags."""
     if flag not in ("--data.dir", "--data.path", "--data.checkpoint"):
         return None
     value = getattr(config.data, flag.removeprefix("--data."), None)

@@ -74,7 +74,7 @@ def test_the_grid_of_a_task(name: str) -> None:
     encoder = encoder_config(config, (32, 32))
     wanted = (("grid", (32, 32)), ("eps", 1e-5))
     assert encoder.attention(0).options == wanted
-    with pytest.raises(ValueError, match=r"^--model: grid: expected an image task"):
+    with pytest.raises(ValueError, match=r"^grid: expected an image task"):
         encoder_config(config, None)
 
 

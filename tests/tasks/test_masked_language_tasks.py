@@ -267,16 +267,16 @@ def test_a_review_may_be_cut_within_a_character(tmp_path):
     [
         (
             {"attention": "softmax"},
-            "--model: mechanism: expected linear, of the checkpoint",
+            "mechanism: expected linear, of the checkpoint",
         ),
-        ({"model": {"mlp_dim": 8}}, "--model: mlp_dim: expected 16, of the checkpoint"),
+        ({"model": {"mlp_dim": 8}}, "mlp_dim: expected 16, of the checkpoint"),
         (
             {"model": {"attention_options": "eps=0.1"}},
-            "--model: options: expected none, of the checkpoint",
+            "options: expected none, of the checkpoint",
         ),
         (
             {"model": {"pooling": "cls"}},
-            "--model: cls_token: expected False, of the checkpoint",
+            "cls_token: expected False, of the checkpoint",
         ),
         (
             {"data": {"checkpoint": "nowhere"}},

@@ -113,16 +113,16 @@ def test_kernels_split_the_batch(data_dir, tmp_path, monkeypatch) -> None:
     [
         ({"attention": "softmax"}, r"linear, cosformer, flow.*got 'softmax'"),
         (
-            {"model": {"pooling": "cls"}},
-            r"--model.pooling: expected mean with .*=2, got 'cls'",
+            {"model": {"padding": "zeros"}},
+            r"--model.padding: expected lengths with .*=2, got zeros",
         ),
         (
             {"train": {"seq_devices": 0}},
             r"--train.seq_devices: expected a positive int, got 0",
         ),
         (
-            {"distributed": True, "process_id": 1},
-            r"--distributed: .*or none, got True, --process_id=1",
+            {"process_id": 1},
+            r"--distributed: expected True with --process_id, got False",
         ),
     ],
 )

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from lra_jax import tasks
+from lra_jax.configs import get_preset
 from lra_jax.training import Trainer, fit
 from lra_jax.training.console import RunConsole
 from lra_jax.training.metrics import read_metrics
@@ -36,16 +37,13 @@ def test_packed_rows_train_as_single_ones_do(dataset, data_dir, tmp_path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("task", "train", "words"),
     [
-        ({"attention": "linformer"}, "--attention: expected one of softmax, linear"),
-        ({"model": {"pooling": "cls"}}, "--model.pooling: expected another with"),
-        ({"model": {"padding": "zeros"}}, "--model.padding: expected lengths with"),
-        ({"train": {"seq_devices": 2}}, "--train.seq_devices: expected 1 with"),
+        ("listops", {"seq_devices": 2}, "--train.seq_devices: expected 1 with"),
+        ("retrieval", {}, "--data.packing: expected False for --task=retrieval"),
     ],
 )
-def test_what_cannot_be_packed(data_dir, changes: dict, words: str) -> None:
-    given = {"attention": "linear", "model": {"pooling": "mean"}} | changes
-    config = helpers.tiny(data_dir, data={"packing": True}, **given)
+def test_what_cannot_be_packed(task: str, train: dict, words: str) -> None:
+    config = get_preset(task).replace(train=train, data={"packing": True})
     with pytest.raises(ValueError, match=words):
-        tasks.get_task("listops").check(config)
+        tasks.get_task(task).check(config)

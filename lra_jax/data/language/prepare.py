@@ -6,7 +6,7 @@ from lra_jax import vocabularies
 from lra_jax.data import checks
 from lra_jax.data.language import corpora, wikitext
 from lra_jax.data.language.rows import TextDataset, make_stream
-from lra_jax.errors import expected, renamed
+from lra_jax.errors import InputError, expected, renamed
 
 
 def prepare(
@@ -49,8 +49,8 @@ def prepare(
             split: [vocabulary.encode(text) for text in own]
             for split, own in texts.items()
         }
-    except ValueError as error:
-        if not str(error).startswith("text: "):
+    except InputError as error:
+        if error.name != "text":
             raise
         raise renamed(error, "path") from error
     dtype = np.min_scalar_type(vocabulary.size - 1)
