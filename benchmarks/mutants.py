@@ -47,7 +47,7 @@ COMMON = {
     "data": "batches pipeline",
 }
 HEAVY = "pytest numpy jax jax.numpy flax.nnx optax orbax.checkpoint grain tyro"
-ENOUGH, MOST = 15, 120  # seconds: no further test is started, and the run is ended
+ENOUGH, MOST = 10, 60  # seconds: no further test is started, and the run is ended
 PAIRS = "Add Sub, Mult Div, BitAnd BitOr, And Or, Lt LtE, Gt GtE, Eq NotEq, Is IsNot"
 SWAPS = {"FloorDiv": "Mod", "Mod": "FloorDiv", "In": "NotIn", "NotIn": "In"}
 SWAPS |= {a: b for pair in PAIRS.split(", ") for a, b in [pair.split()]}

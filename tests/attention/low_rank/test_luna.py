@@ -1,7 +1,5 @@
 """Luna beyond the common tests: its causal form, its memory, what does not fit."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ from lra_jax import attention
 from lra_jax.models import MultiHeadAttention, TransformerEncoder
 
 from .. import dense
-from ..mechanisms import MASK, SMALL, Case, assert_close, fast_jit, inputs, keywords
+from ..mechanisms import MASK, Case, assert_close, fast_jit, inputs, keywords
 
 
 def memory(heads: int, head_dim: int) -> np.ndarray:
@@ -51,39 +49,6 @@ CASE = Case(
     unordered=("query", "key"),
     largest=1e12,  # Its causal scores are products of three inputs.
 )
-
-
-def test_causal() -> None:
-    """The formula, a prefix of its own, and a future without gradient."""
-    arrays = inputs(1, 3, key_heads=1, value_dim=3)
-    given = keywords("luna", 2, 4) | {"is_causal": True, "chunking": SMALL}
-    call = functools.partial(attention.luna_attention, **given)
-
-    @fast_jit
-    def both(arrays):
-        def loss(arrays):
-            out = call(*arrays, mask=MASK)
-            return jnp.sin(out[:, :5]).sum(), out
-
-        return jax.grad(loss, has_aux=True)(arrays)
-
-    gradients, out = both(arrays)
-    wanted = formula(*arrays, MASK, True, **keywords("luna", 2, 4))
-    assert_close(out, wanted)
-    alone = fast_jit(call)(*(x[:, :5] for x in arrays), mask=MASK[:, :5])
-    assert_close(out[:, :5], alone, 1e-6)
-    for gradient in gradients:
-        assert not np.asarray(gradient)[:, 5:].any()
-        assert np.asarray(gradient)[:, :5].any()
-
-
-def test_causal_weights() -> None:
-    q, k, v = inputs(2)
-    given = keywords("luna", 2, 4) | {"is_causal": True}
-    matrix = fast_jit(functools.partial(attention.luna_weights, **given))(q, k)
-    out = fast_jit(functools.partial(attention.luna_attention, **given))(q, k, v)
-    assert_close(jnp.einsum("bnts,bsnv->btnv", matrix, v), out)
-    assert not np.triu(np.asarray(matrix), 1).any()
 
 
 def test_what_is_packed() -> None:

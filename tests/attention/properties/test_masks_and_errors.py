@@ -18,6 +18,7 @@ from ..mechanisms import (
     inputs as arrays,
 )
 
+PATTERNS = ("local", "longformer", "bigbird", "sparse", "reformer", "sinkhorn")
 Q, K, V = arrays(2, query_length=5)  # (2, 5, 2, 4), (2, 7, 2, 4), (2, 7, 2, 4)
 
 
@@ -91,12 +92,21 @@ def test_a_query_or_head_axis_is_refused_with_the_reason(name: str, shape) -> No
         assert_rejects(lambda: weights(name)(query, K, mask), *parts)
 
 
-@pytest.mark.parametrize("name", ["reformer", "sinkhorn"])
-def test_those_that_reorder_positions_attend_to_themselves(name: str) -> None:
-    with pytest.raises(ValueError, match="key: expected the query's length T=5"):
-        run(name)(Q, K, V)
-    with pytest.raises(ValueError, match="by their positions"):
-        run(name)(K, K, V, np.ones((2, 1, 7, 7), bool))
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*CROSS}))
+def test_those_without_a_cross_form_attend_to_themselves(name: str) -> None:
+    parts = "key: expected the query's length T=5", "no cross form, got S=7"
+    assert_rejects(lambda: run(name)(Q, K, V), *parts)
+    if case(name).weighted:
+        assert_rejects(lambda: weights(name)(Q, K), *parts)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("shape", [(2, 1, 7, 7), (1, 2, 1, 7)])
+def test_pairs_chosen_by_position_take_no_mask_of_pairs(name: str, shape) -> None:
+    parts = "mask: expected", name, "pairs of query and key by their positions"
+    mask = np.ones(shape, bool)
+    assert_rejects(lambda: run(name)(K, K, V, mask), *parts)
+    assert_rejects(lambda: weights(name)(K, K, mask), *parts)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -202,8 +202,6 @@ def test_bounds_rise_from_layer_to_layer():
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({"scale": "half"}, ("scale", "'half'")),
-        ({"norm": "batch"}, ("norm", "'batch'")),
         ({"lower_bound": jnp.zeros(3)}, ("lower_bound", "(2,)", "(3,)")),
         ({"angle": jnp.zeros(2)}, ("value", "Hv", "3)")),
         ({"rotation": jnp.zeros((1, 3, 2))}, ("value", "Hv", "3)")),

@@ -17,7 +17,6 @@ from ..mechanisms import (
     assert_rejects,
     fast_jit,
     inputs,
-    largest_of_slope,
 )
 
 
@@ -140,10 +139,3 @@ Q, K, V = inputs(10, query_length=5)
 def test_options_that_do_not_fit(given: dict, parts: tuple) -> None:
     assert_rejects(lambda: attention.reformer_attention(K, K, V, **given), *parts)
     assert_rejects(lambda: attention.reformer_weights(K, K, **given), *parts)
-
-
-def test_no_array_grows_with_the_square() -> None:
-    def attend(x):
-        return attention.reformer_attention(x, x, x, num_buckets=16)
-
-    assert largest_of_slope(attend, 4096) <= 4.01 * largest_of_slope(attend, 1024)

@@ -19,7 +19,6 @@ from ..mechanisms import (
     fast_jit,
     inputs,
     keywords,
-    largest_of_slope,
 )
 
 SIZES = {"max_length": LENGTH, "num_heads": 2, "head_dim": 4}
@@ -149,11 +148,3 @@ KERNEL = np.ones((2, 4, LENGTH), "float32")
 def test_options_that_do_not_fit(given: dict, parts: tuple) -> None:
     assert_rejects(lambda: attention.sinkhorn_attention(K, K, V, **given), *parts)
     assert_rejects(lambda: attention.sinkhorn_weights(K, K, **given), *parts)
-
-
-def test_no_array_grows_with_the_square() -> None:
-    def attend(x):
-        kernel = np.ones((1, 4, 64), "float32")
-        return attention.sinkhorn_attention(x, x, x, sort_kernel=kernel)
-
-    assert largest_of_slope(attend, 4096) <= 4.01 * largest_of_slope(attend, 1024)

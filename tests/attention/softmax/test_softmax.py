@@ -168,23 +168,6 @@ def test_blocks_are_chosen_by_the_length() -> None:
     assert formed(64, implementation="blocks", block=8) < 64**2
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"implementation": "flash"}, "implementation: expected 'dense', 'blocks'"),
-        ({"block": 0}, "block: expected a positive int, got 0"),
-        ({"block": 2.0}, "block: expected a positive int, got 2.0"),
-    ],
-    ids=str,
-)
-def test_options_that_do_not_fit(options: dict, message: str) -> None:
-    q, k, v = inputs(4)
-    with pytest.raises(ValueError, match=message):
-        attention.softmax_attention(q, k, v, **options)
-    with pytest.raises(ValueError, match=message):
-        attention.softmax_prefill(q, k, v, max_length=9, **options)
-
-
 @functools.cache
 def _decode():
     """Prompt of 3, another part of 2, and the rest by steps."""
@@ -333,13 +316,6 @@ def test_states_that_do_not_fit() -> None:
     assert_rejects(
         lambda: call(q, k, v, pairs, max_length=9), "mask:", "one set of keys"
     )
-
-
-def test_causal_softmax_with_padding_on_both_sides() -> None:
-    q, k, v = inputs(7, batch=3)
-    mask = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
-    got = fast_jit(lambda *a: attention.softmax_attention(*a, is_causal=True))
-    assert_close(got(q, k, v, mask), formula(q, k, v, mask, causal=True))
 
 
 def test_softmax_takes_a_mask_of_pairs() -> None:
