@@ -1,47 +1,56 @@
 """Compares time and memory of causal linear attention with every installable peer.
 
-    python benchmarks/causal.py --out=results/causal.json
     python benchmarks/causal.py --quick --out=results/causal.json
     python benchmarks/causal.py --lengths=1024,4096 --repeats=3 --peers=attnax
 
-All lengths take most of an hour. ``--quick`` (1K, 4K, 16K and 64K tokens, at most 7
-runs of a case) takes an estimated 10 minutes on 2 cores.
+``--quick`` (1K, 4K, 16K and 64K tokens, at most 7 runs of a case) takes about 10
+minutes on 2 cores, all seven lengths most of an hour.
 
 Batch 1, 8 heads of 64, float32, on the CPU, forward and forward + backward. The runs of
 all forms are interleaved, so a slow spell of the machine affects them all, and every
 round begins with a different form. A run of less than 0.1 s is timed after an untimed
 one. A ratio is a form's time divided by that of our linear attention in the same round;
 the median over the rounds is reported. Everything is timed twice: with the C library's
-allocator unchanged, and with the settings of `lra_jax.runtime`.
-
-Memory is the growth of the process's resident peak during one run, beyond its inputs,
-with and without the results. For this the allocator returns freed memory at once.
+allocator unchanged, and with the settings of `lra_jax.runtime`. Memory is the growth of
+the process's resident peak during one run, beyond its inputs.
 
 First, output and gradients of every form are compared with the dense weights of its
 mechanism. Absent forms, and the lengths at which a form was not run, are listed with
 the reason. Peers: pip install attnax torch einops, without their dependencies
 fla-core, flash-linear-attention, linear-attention-transformer with what it imports, and
 pytorch-fast-transformers, which compiles C++ (--no-build-isolation; no nvcc on PATH).
+
+jax and torch run in a process each, this script with ``--worker``, so the idle threads
+of one never spin during the work of the other. A worker reads a request a line and
+answers with a line, both JSON. A peer takes its arrays in the layout that it prefers,
+so no transposition is counted against it.
 """
 
 import argparse
+import ctypes
+import functools
+import gc
 import importlib.metadata
+import importlib.util
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from causal_forms import Form, chosen
 from common import PASSES, origin, turned, write
 
 import lra_jax
+from lra_jax import errors, runtime
 
+HEADS, HEAD_DIM, EPS = 8, 64, 1e-6
 TOLERANCE = 1e-4
 # A case is skipped if one run would take this long and 10 times our own, or this much
 # memory.
@@ -50,14 +59,363 @@ MAX_SECONDS, MAX_BYTES = 4.0, 8e9
 BUDGET_SECONDS = 1.0
 # A run shorter than this is timed after an untimed one.
 WARM_SECONDS = 0.1
-ALLOCATORS = {
-    "default": {"LRA_JAX_ALLOCATOR": "system"},
-    "tuned": {},
-}
+ALLOCATORS = {"default": {"LRA_JAX_ALLOCATOR": "system"}, "tuned": {}}
 # Large buffers come from the system and return to it, so that the peak is the demand.
 MEASURING = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}
 
+Function = Callable[[Any, Any, Any], Any]
 Case = tuple[str, str, int]  # form, pass, length
+
+
+class Form(NamedTuple):
+    """One implementation of a causal mechanism.
+
+    Attributes:
+      title: as shown.
+      make: imports it, and returns the function of query, key and value.
+      package: the distribution that it comes from.
+      computes: the mechanism, by its name in `lra_jax.attention`.
+      library: "jax" or "torch".
+      heads_first: takes `[B, N, T, H]`, not `[B, T, N, H]`.
+      growth: the exponent of the length in its cost.
+      exact: computes the causal mechanism; if not, ``title`` says what it leaves out.
+    """
+
+    title: str
+    make: Callable[[], Function]
+    package: str = "lra-jax"
+    computes: str = "linear"
+    library: str = "jax"
+    heads_first: bool = False
+    growth: int = 1
+    exact: bool = True
+
+
+def _ours(name: str, **options: Any) -> Callable[[], Function]:
+    def make() -> Function:
+        from lra_jax.attention import registry
+
+        attention = registry.resolve(name).attention
+        return functools.partial(attention, is_causal=True, **options)
+
+    return make
+
+
+def _attnax() -> Function:
+    from attnax.kernels.attention import linear_attention
+
+    return linear_attention
+
+
+def _prefix_sum() -> Function:
+    import jax
+    import jax.numpy as jnp
+
+    def function(query, key, value):
+        query, key = jax.nn.elu(query) + 1, jax.nn.elu(key) + 1
+        sums = jnp.cumsum(key[..., :, None] * value[..., None, :], axis=1)
+        total = jnp.cumsum(key, axis=1)
+        numerator = jnp.einsum("btnm,btnmv->btnv", query, sums)
+        return numerator / (jnp.einsum("btnm,btnm->btn", query, total)[..., None] + EPS)
+
+    return function
+
+
+def _jax_softmax() -> Function:
+    import jax
+
+    return functools.partial(jax.nn.dot_product_attention, is_causal=True)
+
+
+def _torch_softmax() -> Function:
+    from torch.nn.functional import scaled_dot_product_attention
+
+    return functools.partial(scaled_dot_product_attention, is_causal=True)
+
+
+def _fast_transformers() -> Function:
+    import torch
+    from fast_transformers.causal_product import causal_dot_product
+    from torch.nn.functional import elu
+
+    def function(query, key, value):
+        query, key = elu(query) + 1, elu(key) + 1
+        total = torch.einsum("bntm,bntm->bnt", query, key.cumsum(2)) + EPS
+        return causal_dot_product(query, key, value) / total[..., None]
+
+    return function
+
+
+def _fla() -> Function:
+    """From its file: the package itself needs Triton, which this form does not."""
+    from torch.nn.functional import elu
+
+    package = importlib.util.find_spec("fla")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("No module named 'fla'")
+    file = Path(package.origin).parent / "ops" / "linear_attn" / "naive.py"
+    spec = importlib.util.spec_from_file_location("fla_linear_attn_naive", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def function(query, key, value):
+        features = elu(query) + 1, elu(key) + 1
+        return module.naive_chunk_linear_attn(
+            *features, value, scale=1.0, normalize=True
+        )
+
+    return function
+
+
+def _buckets() -> Function:
+    from linear_attention_transformer import linear_attention_transformer as module
+
+    return functools.partial(module.causal_linear_attn, bucket_size=64)
+
+
+_TITLES = {"linear": "linear", "cosformer": "cosFormer", "flow": "Flow"}
+_TORCH = {"library": "torch", "heads_first": True}
+FORMS = {
+    **{
+        name: Form(f"{title} (ours)", _ours(name), computes=name)
+        for name, title in _TITLES.items()
+    },
+    **{
+        f"{name}_xla": Form(
+            f"{title}, compiled by XLA (ours)",
+            _ours(name, implementation="xla"),
+            computes=name,
+        )
+        for name, title in _TITLES.items()
+    },
+    "softmax": Form(
+        "softmax, in blocks (ours)", _ours("softmax"), computes="softmax", growth=2
+    ),
+    "attnax": Form("attnax", _attnax, "attnax", heads_first=True),
+    "fast_transformers": Form(
+        "fast-transformers, C++",
+        _fast_transformers,
+        "pytorch-fast-transformers",
+        **_TORCH,
+    ),
+    "fla": Form(
+        "flash-linear-attention, torch chunks",
+        _fla,
+        "flash-linear-attention",
+        library="torch",
+    ),
+    "buckets": Form(
+        "lucidrains buckets (not exact: earlier buckets only)",
+        _buckets,
+        "linear-attention-transformer",
+        exact=False,
+        **_TORCH,
+    ),
+    "prefix_sum": Form("prefix sum, jax.numpy", _prefix_sum, "jax"),
+    "jax_softmax": Form("softmax, jax.nn", _jax_softmax, "jax", "softmax", growth=2),
+    "torch_softmax": Form(
+        "softmax, torch SDPA", _torch_softmax, "torch", "softmax", growth=2, **_TORCH
+    ),
+}
+
+
+def choose(peers: str) -> list[str]:
+    """Our forms, and the peers named: "all", "none" or names between commas.
+
+    Raises:
+      ValueError: a name is not known.
+    """
+    known = [name for name, form in FORMS.items() if form.package != "lra-jax"]
+    names = {"all": known, "none": []}.get(peers, peers.split(","))
+    for name in names:
+        if name not in known:
+            choices = f"'all', 'none' or some of {','.join(known)}"
+            raise errors.expected("--peers", choices, f"{name!r}")
+    return [name for name in FORMS if name not in known or name in names]
+
+
+class Worker:
+    """Answers requests for one library; keeps the compiled forms of one length."""
+
+    def __init__(self, library: str):
+        self.library = library
+        self.functions: dict[str, Function] = {}
+        self.arrays: dict[tuple[int, bool], list[Any]] = {}
+        self.runs: dict[tuple[str, bool], Callable[[], Any]] = {}
+
+    def ready(self, form: str, length: int, gradient: bool) -> dict[str, Any]:
+        """Compiles a form and runs it once; returns the seconds of that run."""
+        self._compile(form, length, gradient)
+        return self.time(form, gradient)
+
+    def time(self, form: str, gradient: bool, warm: bool = False) -> dict[str, Any]:
+        """Seconds of one run, after an untimed one if ``warm``.
+
+        The untimed run refills the caches, which another process has used meanwhile,
+        and outlasts that process's threads, which keep spinning for a while.
+        """
+        run = self.runs[form, gradient]
+        if warm:
+            run()
+        start = time.perf_counter()
+        results = run()
+        seconds = time.perf_counter() - start
+        del results
+        return {"seconds": seconds}
+
+    def drop(self) -> dict[str, Any]:
+        """Frees the compiled forms and the arrays."""
+        self.runs.clear()
+        self.arrays.clear()
+        gc.collect()
+        return {}
+
+    def memory(self, form: str, length: int, gradient: bool) -> dict[str, Any]:
+        """The growth of the resident peak during one run, in bytes, and its seconds.
+
+        The growth includes the results, whose size is returned too; it is None where
+        the system does not report it.
+        """
+        run = self._compile(form, length, gradient)
+        gc.collect()
+        before, start = _reset_peak(), time.perf_counter()
+        results = run()
+        seconds, peak = time.perf_counter() - start, _status("VmHWM")
+        size = sum(x.nbytes for x in results)
+        del run, results
+        self.drop()
+        growth = None if before is None or peak is None else peak - before
+        return {"growth": growth, "results": size, "seconds": seconds}
+
+    def save(self, form: str, length: int, file: str) -> dict[str, Any]:
+        """Writes output and gradients, `[B, T, N, H]`."""
+        arrays = [np.asarray(x) for x in self._compile(form, length, True)()]
+        if FORMS[form].heads_first:
+            arrays = [np.swapaxes(x, 1, 2) for x in arrays]
+        np.savez(file, *arrays)
+        return self.drop()
+
+    def save_reference(self, computes: str, length: int, file: str) -> dict[str, Any]:
+        """Writes the same for the dense matrix of weights, differentiated by jax."""
+        import jax.numpy as jnp
+
+        from lra_jax.attention import registry
+
+        weights = registry.resolve(computes).weights
+
+        def dense(query, key, value):
+            matrix = weights(query, key, is_causal=True)
+            return jnp.einsum("bnts,bsnv->btnv", matrix, value)
+
+        results = _jax_run(dense, _jax_arrays(_inputs(length)), True)()
+        np.savez(file, *(np.asarray(x) for x in results))
+        return {}
+
+    def _compile(self, name: str, length: int, gradient: bool) -> Callable[[], Any]:
+        form = FORMS[name]
+        if name not in self.functions:
+            self.functions[name] = form.make()
+        place = length, form.heads_first
+        is_jax = self.library == "jax"
+        if place not in self.arrays:
+            arrays = _inputs(length)
+            if form.heads_first:
+                arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays]
+            self.arrays[place] = (_jax_arrays if is_jax else _torch_arrays)(arrays)
+        prepare = _jax_run if is_jax else _torch_run
+        run = prepare(self.functions[name], self.arrays[place], gradient)
+        self.runs[name, gradient] = run
+        return run
+
+
+def _jax_arrays(arrays: list[np.ndarray]) -> list[Any]:
+    """Waits: a copy still going on would count as memory of the first run."""
+    import jax
+
+    return jax.block_until_ready(jax.device_put(arrays))
+
+
+def _jax_run(function: Function, arrays: list[Any], gradient: bool) -> Any:
+    """A call that returns the output and, with ``gradient``, the three gradients; the
+    last of four arrays is the output's cotangent. Compiled ahead of time."""
+    import jax
+
+    def both(query, key, value, cotangent):
+        out, pullback = jax.vjp(function, query, key, value)
+        return out, *pullback(cotangent)
+
+    def forward(query, key, value):
+        return (function(query, key, value),)
+
+    inputs = arrays if gradient else arrays[:3]
+    compiled = jax.jit(both if gradient else forward).lower(*inputs).compile()
+    return lambda: jax.block_until_ready(compiled(*inputs))
+
+
+def _torch_arrays(arrays: list[np.ndarray]) -> list[Any]:
+    import torch
+
+    return [torch.from_numpy(x) for x in arrays]
+
+
+def _torch_run(function: Function, arrays: list[Any], gradient: bool) -> Any:
+    """The same, eager."""
+    import torch
+
+    def forward():
+        with torch.no_grad():
+            return (function(*arrays[:3]),)
+
+    def both():
+        inputs = [x.detach().requires_grad_() for x in arrays[:3]]
+        out = function(*inputs)
+        out.backward(arrays[3])
+        return out.detach(), *(x.grad for x in inputs)
+
+    return both if gradient else forward
+
+
+def _inputs(length: int) -> list[np.ndarray]:
+    """Query, key, value and the output's cotangent, `[1, T, N, H]`."""
+    rng = np.random.default_rng(0)
+    shape = 1, length, HEADS, HEAD_DIM
+    return [rng.standard_normal(shape, np.float32) for _ in range(4)]
+
+
+def _reset_peak() -> int | None:
+    """Resets the peak of the resident memory; returns the bytes resident now."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, AttributeError):
+        return None
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int | None:
+    """An entry of /proc/self/status, in bytes."""
+    file = Path("/proc/self/status")
+    entry = re.search(rf"{name}:\s+(\d+) kB", file.read_text()) if file.exists() else ""
+    return 1024 * int(entry[1]) if entry else None
+
+
+def serve(library: str) -> None:
+    """Answers until the end of the input."""
+    runtime.tune_allocator()
+    # A library's own output must not mix with the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    worker = Worker(library)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = getattr(worker, request.pop("do"))(**request)
+        except Exception as error:  # The parent decides what it means.
+            first = f"{type(error).__name__}: {error}".splitlines()[0]
+            absent = isinstance(error, ImportError)
+            answer = {"error": re.sub(r"(?:/[^/\s]+)+/", "", first), "absent": absent}
+        print(json.dumps(answer), file=answers)
 
 
 class Workers:
@@ -73,9 +431,17 @@ class Workers:
         }
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
-    def ask(self, library: str, do: str, **request: Any) -> dict[str, Any]:
+    def try_to(self, do: str, library: str, **request: Any) -> dict[str, Any]:
         """Sends a request; the answer has "error" if it failed."""
-        process = self.processes.get(library) or self._start(library)
+        if library not in self.processes:
+            self.processes[library] = subprocess.Popen(
+                [sys.executable, __file__, f"--worker={library}"],
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        process = self.processes[library]
         assert process.stdin is not None and process.stdout is not None
         print(json.dumps({"do": do, **request}), file=process.stdin, flush=True)
         line = process.stdout.readline()
@@ -84,6 +450,13 @@ class Workers:
             return {"error": f"the process ended with {process.wait()}"}
         return json.loads(line)
 
+    def ask(self, do: str, library: str, **request: Any) -> dict[str, Any]:
+        """Sends a request that must not fail."""
+        answer = self.try_to(do, library, **request)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
     def __enter__(self) -> "Workers":
         return self
 
@@ -91,61 +464,43 @@ class Workers:
         for process in self.processes.values():
             process.communicate()
 
-    def _start(self, library: str) -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
-        process = self.processes[library] = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("causal_worker.py"), library],
-            env=self.environment,
-            stdin=pipe,
-            stdout=pipe,
-            text=True,
-        )
-        return process
 
-
-def find(forms: list[Form], cache: str) -> tuple[list[Form], dict[str, str]]:
-    """The forms that can be imported, and why the others cannot."""
-    absent = {}
-    with Workers({}, cache) as workers:
-        for form in forms:
-            answer = workers.ask(form.library, "open", form=form.name)
-            if "error" in answer:
-                absent[form.name] = answer["error"]
-                print(f"absent: {form.title}: {answer['error']}")
-    return [form for form in forms if form.name not in absent], absent
-
-
-def errors(forms: list[Form], length: int, cache: str) -> dict[str, float]:
-    """Each form's largest error, of output and gradients, relative to their maxima."""
-    found = {}
+def check(names: list[str], length: int, cache: str) -> dict[str, dict[str, Any]]:
+    """Each form's largest error, of output and gradients, relative to their maxima; or
+    why it is absent."""
+    described: dict[str, dict[str, Any]] = {}
+    references: dict[str, list[np.ndarray]] = {}
     with Workers({}, cache) as workers, tempfile.TemporaryDirectory() as folder:
-        wanted = {}
-        for form in forms:
-            file = str(Path(folder, "reference.npz"))
-            where = {"length": length, "file": file}
-            if form.computes not in wanted:
-                request = {"computes": form.computes, **where}
-                _checked(workers.ask("jax", "save_reference", **request))
-                wanted[form.computes] = _arrays(file)
-            _checked(workers.ask(form.library, "open", form=form.name))
-            _checked(workers.ask(form.library, "save", form=form.name, **where))
-            found[form.name] = max(
-                float(np.abs(got - want).max() / np.abs(want).max())
-                for got, want in zip(_arrays(file), wanted[form.computes], strict=True)
-            )
-            print(f"{form.title}: error {found[form.name]:.1e} at {length}")
-    return found
+        request = {"length": length, "file": str(Path(folder, "arrays.npz"))}
+        for name in names:
+            form = FORMS[name]
+            row: dict[str, Any] = {"title": form.title, "exact": form.exact}
+            described[name] = row
+            if form.computes not in references:
+                workers.ask("save_reference", "jax", computes=form.computes, **request)
+                references[form.computes] = _arrays(request["file"])
+            answer = workers.try_to("save", form.library, form=name, **request)
+            if "error" in answer:
+                if not answer.get("absent"):
+                    raise RuntimeError(f"{form.title}: {answer['error']}")
+                row["absent"] = answer["error"]
+            else:
+                pairs = zip(
+                    _arrays(request["file"]), references[form.computes], strict=True
+                )
+                error = max(float(abs(x - y).max() / abs(y).max()) for x, y in pairs)
+                own = form.package == "lra-jax"
+                version = importlib.metadata.version
+                row["package"] = form.package
+                row["version"] = lra_jax.__version__ if own else version(form.package)
+                row["error"] = float(f"{error:.1e}")
+            print(*row.values())
+    return described
 
 
 def _arrays(file: str) -> list[np.ndarray]:
     with np.load(file) as arrays:
         return [arrays[name] for name in arrays]
-
-
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer
 
 
 def expected(figure: float, length: int, longer: int, growth: int) -> float:
@@ -178,66 +533,56 @@ def refusal(
 
 
 def measure_memory(
-    forms: list[Form], lengths: list[int], cache: str
+    names: list[str], lengths: list[int], cache: str
 ) -> dict[Case, dict[str, Any]]:
     """Runs each case once, in a process for each form; the peak, or why it stopped."""
     cases: dict[Case, dict[str, Any]] = {}
-    for form in forms:
+    for name in names:
+        form = FORMS[name]
         with Workers(MEASURING, cache) as workers:
-            _checked(workers.ask(form.library, "open", form=form.name))
-            for name, gradient in PASSES.items():
+            for which, gradient in PASSES.items():
+                request = {"form": name, "gradient": gradient}
                 # A first run also loads code.
-                request = {"form": form.name, "gradient": gradient}
-                _checked(workers.ask(form.library, "memory", length=256, **request))
+                workers.ask("memory", form.library, length=256, **request)
                 last = None
                 for length in lengths:
-                    ours = cases.get(("linear", name, length), {}).get("seconds")
-                    reason = refusal(form, length, last, ours)
-                    if reason is None:
-                        answer = workers.ask(
-                            form.library, "memory", length=length, **request
+                    ours = cases.get(("linear", which, length), {}).get("seconds")
+                    answer: dict[str, Any] = {
+                        "stopped": refusal(form, length, last, ours)
+                    }
+                    if answer["stopped"] is None:
+                        answer = workers.try_to(
+                            "memory", form.library, length=length, **request
                         )
                         if "error" in answer:
                             answer = {"stopped": answer["error"]}
-                    else:
-                        answer = {"stopped": reason}
-                    last = cases[form.name, name, length] = {"length": length, **answer}
+                    last = cases[name, which, length] = {"length": length, **answer}
         print(f"{form.title}: memory measured")
     return cases
 
 
 def measure_times(
-    forms: list[Form],
-    cases: dict[Case, dict[str, Any]],
-    length: int,
-    repeats: int,
-    workers: Workers,
-) -> Iterator[tuple[Case, list[float]]]:
+    cases: list[tuple[str, str]], length: int, repeats: int, workers: Workers
+) -> dict[tuple[str, str], list[float]]:
     """The seconds of every run of the cases of one length, in rounds."""
-    begun = {
-        (form, name): _checked(
-            workers.ask(
-                form.library, "ready", form=form.name, length=length, gradient=gradient
-            )
-        )["seconds"]
-        for name, gradient in PASSES.items()
-        for form in forms
-        if "stopped" not in cases[form.name, name, length]
-    }
-    times: dict[tuple[Form, str], list[float]] = {case: [] for case in begun}
+    first: dict[tuple[str, str], float] = {}
+    for name, which in cases:
+        request: dict[str, Any] = {"form": name, "gradient": PASSES[which]}
+        answer = workers.ask("ready", FORMS[name].library, length=length, **request)
+        first[name, which] = answer["seconds"]
+    times: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
     for number in range(repeats):
-        for (form, name), runs in turned(list(times.items()), number):
+        for (name, which), runs in turned(list(times.items()), number):
             # At least two; the first run shows how long one takes.
-            if number >= 2 and number * begun[form, name] > BUDGET_SECONDS:
+            if number >= 2 and number * first[name, which] > BUDGET_SECONDS:
                 continue
-            request: dict[str, Any] = {"form": form.name, "gradient": PASSES[name]}
-            request["warm"] = begun[form, name] < WARM_SECONDS
-            answer = _checked(workers.ask(form.library, "time", **request))
+            request = {"form": name, "gradient": PASSES[which]}
+            request["warm"] = first[name, which] < WARM_SECONDS
+            answer = workers.ask("time", FORMS[name].library, **request)
             runs.append(answer["seconds"])
-    for library in {form.library for form in forms}:
-        workers.ask(library, "drop")
-    for (form, name), runs in times.items():
-        yield (form.name, name, length), runs
+    for library in workers.processes:
+        workers.ask("drop", library)
+    return times
 
 
 def ratio(runs: list[float], ours: list[float]) -> float:
@@ -246,44 +591,43 @@ def ratio(runs: list[float], ours: list[float]) -> float:
 
 
 def time_all(
-    forms: list[Form], cases: dict[Case, dict[str, Any]], repeats: int, cache: str
-) -> list[dict[str, Any]]:
+    cases: dict[Case, dict[str, Any]], repeats: int, cache: str
+) -> Iterator[dict[str, Any]]:
     """The rows of all cases that were not stopped, with both allocators."""
-    rows = []
     lengths = sorted({length for _, _, length in cases})
     for allocator, environment in ALLOCATORS.items():
         with Workers(environment, cache) as workers:
-            for form in forms:
-                _checked(workers.ask(form.library, "open", form=form.name))
             for length in lengths:
-                runs = dict(measure_times(forms, cases, length, repeats, workers))
-                for (form, name, _), seconds in runs.items():
-                    ours = runs["linear", name, length]
-                    rows.append(
-                        {
-                            "allocator": allocator,
-                            "pass": name,
-                            "length": length,
-                            "form": form,
-                            "fastest_ms": round(1e3 * min(seconds), 2),
-                            "median_ms": round(1e3 * statistics.median(seconds), 2),
-                            "runs": len(seconds),
-                            "ratio": round(ratio(seconds, ours), 3),
-                        }
-                    )
-                    print(*rows[-1].values())
-    return rows
+                members = [
+                    (name, which)
+                    for (name, which, size), case in cases.items()
+                    if size == length and "stopped" not in case
+                ]
+                times = measure_times(members, length, repeats, workers)
+                for (name, which), seconds in times.items():
+                    row = {
+                        "allocator": allocator,
+                        "pass": which,
+                        "length": length,
+                        "form": name,
+                        "fastest_ms": round(1e3 * min(seconds), 2),
+                        "median_ms": round(1e3 * statistics.median(seconds), 2),
+                        "runs": len(seconds),
+                        "ratio": round(ratio(seconds, times["linear", which]), 3),
+                    }
+                    print(*row.values(), flush=True)
+                    yield row
 
 
 def memory_rows(cases: dict[Case, dict[str, Any]]) -> list[dict[str, Any]]:
     """Peaks in megabytes, or the reason why there is none."""
     rows = []
-    for (form, name, length), case in cases.items():
-        row = {"pass": name, "length": length, "form": form}
+    for (name, which, length), case in cases.items():
+        row = {"pass": which, "length": length, "form": name}
         if "stopped" in case:
             row["stopped"] = case["stopped"]
         elif case["growth"] is None:
-            row["growth_mb"] = row["extra_mb"] = None
+            row |= {"growth_mb": None, "extra_mb": None}
         else:
             row["growth_mb"] = round(case["growth"] / 1e6, 1)
             row["extra_mb"] = round((case["growth"] - case["results"]) / 1e6, 1)
@@ -291,68 +635,95 @@ def memory_rows(cases: dict[Case, dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def describe(forms: list[Form], absent: dict[str, str], wrong: dict[str, float]):
-    """The forms that ran, and those that did not."""
-    described = {}
-    for form in forms:
-        row: dict[str, Any] = {"title": form.title, "exact": form.exact}
-        if form.name in absent:
-            row["absent"] = absent[form.name]
-        else:
-            row["package"] = form.package
-            row["version"] = (
-                lra_jax.__version__
-                if form.package == "lra-jax"
-                else importlib.metadata.version(form.package)
-            )
-            row["error"] = float(f"{wrong[form.name]:.1e}")
-        described[form.name] = row
-    return described
+def draw(report: dict[str, Any]) -> Any:
+    """Time and extra memory per token: linear cost is a horizontal line, which ends at
+    the last length at which its form ran."""
+    from lra_jax.reports import charts
+
+    def lines(rows: list[dict[str, Any]], which: str, key: str) -> list[charts.Line]:
+        drawn = []
+        for index, (name, form) in enumerate(report["forms"].items()):
+            members = [x for x in rows if x["form"] == name and x["pass"] == which]
+            members = [row for row in members if (row.get(key) or 0) > 0]
+            xs = [row["length"] for row in members]
+            ys = [1e3 * row[key] / row["length"] for row in members]
+            if members:
+                drawn.append(charts.Line(form["title"], xs, ys, style=index))
+        return drawn
+
+    figure, axes = charts.figure(2, 3, size=(4.6, 4.2), sharex=True, sharey="col")
+    for row, which in zip(axes, PASSES, strict=True):
+        for axis, allocator in zip(row, ALLOCATORS, strict=False):
+            times = [x for x in report["times"] if x["allocator"] == allocator]
+            title = f"{which}, {allocator} allocator"
+            shown = lines(times, which, "fastest_ms")
+            charts.draw(axis, shown, title=title, ylabel="time per token, µs")
+        shown = lines(report["memory"], which, "extra_mb")
+        title, unit = f"{which}, extra memory", "extra memory per token, kB"
+        charts.draw(row[2], shown, title=title, ylabel=unit)
+        for axis in row:
+            charts.log_lengths(axis, [x["length"] for x in report["times"]])
+            charts.log_scale(axis)
+    for axis in axes[1]:
+        axis.set_xlabel("length, tokens")
+    settings = "batch 1, 8 heads of 64, float32"
+    figure.suptitle(f"Causal attention, {settings}, {report['device']}")
+    charts.legend(figure, axes)
+    return figure
+
+
+def publish(report: dict[str, Any], out: Path) -> None:
+    """Writes the JSON and the picture."""
+    from lra_jax.reports import charts
+
+    write(out, report)
+    with charts.style():
+        out.with_suffix(".png").write_bytes(charts.to_png(draw(report)))
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    powers = ",".join(str(1024 << power) for power in range(7))
-    parser.add_argument("--lengths", help=f"comma-separated; default {powers}")
+    parser.add_argument("--lengths", help="comma-separated; default 1024 to 65536")
     parser.add_argument("--repeats", type=int, help="runs of a case; default 15")
     parser.add_argument("--quick", action="store_true", help="fewer lengths and runs")
     parser.add_argument("--peers", default="all", help="'all', 'none' or names")
-    parser.add_argument("--out", help="JSON file to write, with the picture next to it")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file; the picture goes beside it"
+    )
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.quick:
-        powers = ",".join(str(1024 << power) for power in range(0, 7, 2))
+    if options.worker:
+        return serve(options.worker)
+    powers = [1024 << power for power in range(0, 7, 2 if options.quick else 1)]
+    lengths = (
+        sorted(map(int, options.lengths.split(","))) if options.lengths else powers
+    )
     repeats = options.repeats or (7 if options.quick else 15)
-    lengths = sorted(int(length) for length in (options.lengths or powers).split(","))
     load = os.getloadavg()[0]
     try:
-        asked = chosen(options.peers)
+        names = choose(options.peers)
     except ValueError as error:
         parser.error(str(error))
     with tempfile.TemporaryDirectory() as cache:
-        forms, absent = find(asked, cache)
-        wrong = errors(forms, min(1024, lengths[0]), cache)
-        described = describe(asked, absent, wrong)
-        cases = measure_memory(forms, lengths, cache)
-        times = time_all(forms, cases, repeats, cache)
+        forms = check(names, min(1024, lengths[0]), cache)
+        present = [name for name, row in forms.items() if "error" in row]
+        cases = measure_memory(present, lengths, cache)
+        times = list(time_all(cases, repeats, cache))
     if options.out:
         report = {
             **origin(),
             # Load of the last minute: other work on the cores.
             "load_average_before": round(load, 2),
             "settings": {"batch": 1, "heads": 8, "head_dim": 64, "dtype": "float32"},
-            "forms": described,
+            "forms": forms,
             "times": times,
             "memory": memory_rows(cases),
         }
-        out = Path(options.out)
-        write(out, report)
-        import causal_figure
-
-        causal_figure.draw(report, out.with_suffix(".png"))
-    for form in forms:
-        if form.exact and wrong[form.name] > TOLERANCE:
-            sys.exit(f"{form.title}: wrong by {wrong[form.name]:.1e}")
+        publish(report, options.out)
+    for name in present:
+        if FORMS[name].exact and forms[name]["error"] > TOLERANCE:
+            sys.exit(f"{FORMS[name].title}: wrong by {forms[name]['error']:.1e}")
 
 
 if __name__ == "__main__":

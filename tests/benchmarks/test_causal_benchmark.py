@@ -10,8 +10,7 @@ def test_cost_is_extrapolated_by_its_growth() -> None:
 
 
 def test_a_case_is_refused_for_time_memory_or_an_earlier_refusal() -> None:
-    forms = {form.name: form for form in causal.chosen("all")}
-    quadratic, linear = forms["torch_softmax"], forms["attnax"]
+    quadratic, linear = causal.FORMS["torch_softmax"], causal.FORMS["attnax"]
     last = {"length": 8192, "seconds": 1.5, "growth": 1e9}
     assert causal.refusal(quadratic, 8192, None, None) is None
     assert "6 s a run" in str(causal.refusal(quadratic, 16384, last, 0.3))
@@ -34,13 +33,10 @@ def test_every_round_begins_with_another_case() -> None:
 
 
 def test_peers_are_chosen_by_name() -> None:
-    ours = [form.name for form in causal.chosen("none")]
     kernels = ["linear", "cosformer", "flow"]
-    assert ours == [*kernels, *(f"{name}_xla" for name in kernels), "softmax"]
-    assert [form.name for form in causal.chosen("fla,attnax")] == [
-        *ours,
-        "attnax",
-        "fla",
-    ]
+    ours = [*kernels, *(f"{name}_xla" for name in kernels), "softmax"]
+    assert causal.choose("none") == ours
+    assert causal.choose("fla,attnax") == [*ours, "attnax", "fla"]
+    assert causal.choose("all") == list(causal.FORMS)
     with pytest.raises(ValueError, match=r"--peers: .*got 'flax'"):
-        causal.chosen("attnax,flax")
+        causal.choose("attnax,flax")
