@@ -372,7 +372,9 @@ def outcome(job: Job) -> dict[str, Any]:
             {name: value for name, value in line.items() if name not in TIMES}
             for line in job.metrics()
         ],
-        "result": {n: v for n, v in session.result.items() if n not in VARYING},
+        "result": {
+            n: v for n, v in session.result.to_dict().items() if n not in VARYING
+        },
     }
 
 

@@ -13,13 +13,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lra_jax import signals
 from lra_jax.configs import Config
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import expected
 from lra_jax.files import read_json
+
+if TYPE_CHECKING:
+    from lra_jax.training.result import Result
 
 # Each is a whole training, and all of them are planned before the first starts.
 _MOST = 1000
@@ -137,7 +140,7 @@ def make_plan(
     return plan
 
 
-def run_all(plan: Sequence[Planned]) -> dict[str, list[dict[str, Any]]]:
+def run_all(plan: Sequence[Planned]) -> dict[str, list["Result"]]:
     """Runs a plan, reports the outcome, and returns the results by series.
 
     A run that fails is reported, and the others continue.
@@ -145,7 +148,7 @@ def run_all(plan: Sequence[Planned]) -> dict[str, list[dict[str, Any]]]:
     Raises:
       Stopped: a signal was received, or runs failed (code 1), after the others ended.
     """
-    results: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[Result]] = {}
     failed = []
     for number, run in enumerate(plan, start=1):
         print(f"[{number}/{len(plan)}] {run.name}, in {run.workdir}", flush=True)
@@ -183,11 +186,11 @@ def run_all(plan: Sequence[Planned]) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def finished_result(run: Planned) -> dict[str, Any] | None:
+def finished_result(run: Planned) -> "Result | None":
     """The result of a run that is done, with exactly the same settings and the same
     user code; else None. Whether its data are still the same is not checked."""
     from lra_jax import own_code
-    from lra_jax.training.workdir import read_result
+    from lra_jax.training.result import read_result
 
     try:
         config = read_json(run.workdir / "config.json")
@@ -195,20 +198,22 @@ def finished_result(run: Planned) -> dict[str, Any] | None:
             return None
         if own_code.changed(run.workdir, run.config.attention):
             return None
-        return read_result(run.workdir, run.config.train.steps)
+        result = read_result(run.workdir)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # The run itself reports the error, in one line.
+    # A result of fewer steps is from before the run was extended.
+    return result if result and result.steps >= run.config.train.steps else None
 
 
-def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+def summarise(results: dict[str, list["Result"]]) -> Iterator[str]:
     """A line for each series: mean and standard deviation over its seeds, of the test
     accuracy and of the validation metric that chose the checkpoints."""
     for series, runs in results.items():
-        task = find_task(runs[0]["task"])
-        best = mean_and_deviation([task.accuracy_of(run) for run in runs])
-        last = mean_and_deviation([run["test_accuracy_last"] for run in runs])
+        task = find_task(runs[0].task)
+        best = mean_and_deviation([task.accuracy_of(run.to_dict()) for run in runs])
+        last = mean_and_deviation([run.test_accuracy_last for run in runs])
         shown = f"best checkpoint {best} %, last {last} %"
-        if task.by_parts and all(run.get("test_accuracy_by_length") for run in runs):
+        if task.by_parts and all(run.test_accuracy_by_length for run in runs):
             shown = f"mean over the parts, best checkpoint {best} %"
         seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
         rule = _best_by(runs)
@@ -218,16 +223,16 @@ def summarise(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
         yield f"{series}: test accuracy, {shown}{own}{chosen} ({seeds})"
 
 
-def _own_scores(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _own_scores(runs: Sequence["Result"]) -> Iterator[str]:
     """The mean of each score besides accuracy and loss, such as bits per byte."""
-    from lra_jax.training.scores import own_scores
+    from lra_jax.training.result import shared_scores
 
-    for name in own_scores(runs):
-        words = name.removeprefix("test_").removesuffix("_best").replace("_", " ")
-        yield f"{words} {mean_and_deviation([run[name] for run in runs], 3)}"
+    for name in shared_scores(runs):
+        words = name.removesuffix("_best").replace("_", " ")
+        yield f"{words} {mean_and_deviation([run.scores[name] for run in runs], 3)}"
 
 
-def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+def best_by_validation(results: dict[str, list["Result"]]) -> Iterator[str]:
     """A line for each task and mechanism with several series: the best by validation,
     averaged over its seeds.
 
@@ -240,8 +245,8 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
     together: dict[tuple[str, str], dict[tuple[str, Any], dict[str, float]]] = {}
     for series, runs in results.items():
         first = runs[0]
-        alike = together.setdefault((first["task"], first["mixers"]), {})
-        kind = _best_by(runs), first["data_fingerprint"]
+        alike = together.setdefault((first.task, first.mixers), {})
+        kind = _best_by(runs), first.data_fingerprint
         alike.setdefault(kind, {})[series] = statistics.fmean(_validation_scores(runs))
     for (task, attention), alike in together.items():
         for (rule, _), means in alike.items():
@@ -252,9 +257,7 @@ def best_by_validation(results: dict[str, list[dict[str, Any]]]) -> Iterator[str
                 count = f"{len(results[series])} of {most} seeds"
                 yield f"{task}, {attention}: {series} has {count} and is not compared"
             losses = {
-                series: statistics.fmean(
-                    run["valid_loss_best"] for run in results[series]
-                )
+                series: statistics.fmean(run.valid_loss_best for run in results[series])
                 for series in means
             }
             if len(means) > 1:
@@ -282,20 +285,20 @@ _DIGITS = {"accuracy": 2, "loss": 4}
 _UNITS = {"accuracy": " %", "loss": ""}
 
 
-def _best_by(runs: Sequence[dict[str, Any]]) -> str:
+def _best_by(runs: Sequence["Result"]) -> str:
     """The metric by which the runs of a series chose their best checkpoints."""
-    return runs[0]["best_by"]
+    return runs[0].best_by
 
 
-def _where(runs: Sequence[dict[str, Any]]) -> str:
+def _where(runs: Sequence["Result"]) -> str:
     """A warning if validation used the labels of the test."""
-    seen = any(run["validation"] == "test" for run in runs)
+    seen = any(run.validation == "test" for run in runs)
     return " on the test split itself" if seen else ""
 
 
-def _validation_scores(runs: Sequence[dict[str, Any]]) -> list[float]:
+def _validation_scores(runs: Sequence["Result"]) -> list[float]:
     """That metric of each run."""
-    return [run[f"valid_{_best_by(runs)}_best"] for run in runs]
+    return [getattr(run, f"valid_{_best_by(runs)}_best") for run in runs]
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:

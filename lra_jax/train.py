@@ -192,7 +192,7 @@ def run(config: Config, quiet: bool = False) -> dict[str, Any]:
     with Session(config, quiet) as session:
         result = session.run()
         _draw(session)
-        return result
+        return result.to_dict()
 
 
 if __name__ == "__main__":

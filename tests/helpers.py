@@ -21,6 +21,7 @@ from lra_jax.attention import Mechanism
 from lra_jax.configs import Config, get_preset
 from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.training.console import RunConsole
+from lra_jax.training.result import Result
 
 TRAIN = {
     "steps": 40,
@@ -89,6 +90,17 @@ def tiny(data_dir: Path, workdir: Path | None = None, **changes: Any) -> Config:
     parts["data"] |= {"dir": str(data_dir)}
     place = None if workdir is None else str(workdir)
     return get_preset(preset="compact").replace(workdir=place, **parts, **changes)
+
+
+def result(**values: Any) -> Result:
+    """A run's result, with numbers that do not matter but for these."""
+    numbers = {
+        **{"test_accuracy_best": 30.0, "test_accuracy_last": 29.0, "steps": 9},
+        **{"valid_accuracy_best": 50.0, "valid_loss_best": 1.0, "best_step": 4},
+        **{"test_examples": 10, "parameters": 1000, "seconds": 1.0},
+        **{"steps_per_second": 2.0, "peak_memory_bytes": 1000},
+    }
+    return Result(**numbers | {"data_fingerprint": "ab"} | values)
 
 
 class Closed(RunConsole):

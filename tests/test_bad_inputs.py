@@ -30,6 +30,7 @@ from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.tasks import get_task
 from lra_jax.tasks.encoder import parse_options
 from lra_jax.training import workdir as workdirs
+from lra_jax.training.result import read_result
 
 COMMANDS = {
     **{"train": train, "evaluate": evaluate, "sweep": sweep, "report": report},
@@ -653,7 +654,7 @@ def test_files_of_a_run(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("run", numbered=True)
     for name, read in (
         ("config.json", workdirs.read_config),
-        ("result.json", workdirs.read_result),
+        ("result.json", read_result),
     ):
         (folder / name).write_bytes(content)
         only_value_errors(read, folder)

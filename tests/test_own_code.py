@@ -107,7 +107,7 @@ def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> No
     assert type(loaded.encoder.blocks[0].attention.module).__module__ == "own_mine"
     assert str(kept) not in sys.path  # A module may be reloaded from elsewhere.
     again = evaluate.run(evaluate.EvaluateConfig(config.workdir, allow_code=True))
-    assert again["accuracy"] == result["test_accuracy_best"]
+    assert again["accuracy"] == result.test_accuracy_best
     assert sys.modules["own_mine"].__file__ == str(kept / "own_mine.py")
     # A matrix without a function for it: what it gives for unit vectors.
     saved = load_run(config.workdir, allow_code=True)

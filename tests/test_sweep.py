@@ -10,32 +10,21 @@ import pytest
 from lra_jax import cli, report, runs, sweep, train
 from lra_jax.configs import get_preset
 
-FAKE = {
-    **{"test_accuracy_best": 30.0, "test_accuracy_last": 29.0, "steps": 10**6},
-    **{"best_step": 100, "test_examples": 10, "parameters": 1000},
-    **{"seconds": 1.0, "steps_per_second": 1.0, "peak_memory_bytes": 1000},
-    **{"validation": "holdout", "data_fingerprint": "ab"},
-}
-
 
 def result_of(config):
     """A result whose loss and accuracy are the lower, the lower the rate."""
     score = 100 * config.train.learning_rate
-    return FAKE | {
-        **{"task": config.task, "attention": config.attention},
+    return helpers.result(
+        **{"task": config.task, "attention": config.attention, "steps": 10**6},
         **{"mixers": config.mixers, "best_by": config.train.best_by},
         **{"valid_loss_best": score, "valid_accuracy_best": score},
-    }
+    )
 
 
 def series_of(attention, **scores):
     """A result as far as comparisons by validation read it."""
-    return {
-        **{"task": "t", "attention": attention, "mixers": attention},
-        **{"best_by": "accuracy", "validation": "holdout", "data_fingerprint": "ab"},
-        **{"valid_accuracy_best": 50.0, "valid_loss_best": 1.0},
-        **scores,
-    }
+    names = {"task": "t", "attention": attention, "mixers": attention}
+    return helpers.result(**names | scores)
 
 
 @pytest.fixture
@@ -50,7 +39,7 @@ def started(monkeypatch):
         run.workdir.mkdir(parents=True)
         values = run.config.to_dict() | {"data_fingerprint": "ab"}
         (run.workdir / "config.json").write_text(json.dumps(values))
-        text = json.dumps(result_of(run.config))
+        text = json.dumps(result_of(run.config).to_dict())
         (run.workdir / "result.json").write_text(text)
         return 0
 
@@ -295,7 +284,7 @@ def test_the_best_by_validation_is_named():
         "t, flow: best by validation accuracy of 2: flow --a=2 (36.00 %)"
     ]
     del results["flow --a=2"][1]
-    results["flow --a=2"][0]["valid_accuracy_best"] = 99
+    results["flow --a=2"][0] = series_of("flow", valid_accuracy_best=99)
     assert list(runs.best_by_validation(results)) == [
         "t, flow: flow --a=2 has 1 of 2 seeds and is not compared"
     ]
@@ -311,11 +300,10 @@ def test_validation_loss_breaks_ties():
 
 
 def test_scores_of_a_task_are_summarised():
-    run = series_of("flow", task="lm", test_accuracy_best=9.0, test_accuracy_last=9.0)
-    run |= {"test_loss_best": 5.0, "test_loss_last": 5.0}
-    results = {"flow": [run | {"test_bits_per_byte_best": x} for x in (2.0, 2.5)]}
+    seeds = [{"bits_per_byte_best": x, "bits_per_byte_last": x} for x in (2.0, 2.5)]
+    results = {"flow": [series_of("flow", task="lm", scores=x) for x in seeds]}
     (line,) = runs.summarise(results)
-    assert "last 9.00 +- 0.00 %, bits per byte 2.250 +- 0.354; chosen by" in line
+    assert "last 29.00 +- 0.00 %, bits per byte 2.250 +- 0.354; chosen by" in line
 
 
 def test_runs_on_other_examples_are_not_compared():
@@ -340,11 +328,10 @@ def test_a_run_on_files_is_asked_whether_they_have_changed(started, tmp_path, ca
 
 def test_validation_on_the_test_itself_is_said():
     """As in LRA's code for text, whose best checkpoint has seen the test."""
-    run = series_of("flow", task="text", validation="test")
-    run |= {"test_accuracy_best": 66, "test_accuracy_last": 64}
+    text = {"task": "text", "validation": "test", "test_accuracy_last": 64}
     results = {
-        "flow --a=1": [run | {"valid_accuracy_best": 66}],
-        "flow --a=2": [run | {"valid_accuracy_best": 65}],
+        f"flow --a={n}": [series_of("flow", **text, valid_accuracy_best=67 - n)]
+        for n in (1, 2)
     }
     words = "validation accuracy on the test split itself"
     first, _ = runs.summarise(results)

@@ -11,7 +11,7 @@ from lra_jax.reports.comparison import differing_settings
 from lra_jax.reports.runs import Group
 from lra_jax.reports.table import Table
 from lra_jax.tasks import get_task
-from lra_jax.training.scores import standard_error
+from lra_jax.training.result import shared_scores, standard_error
 
 Row = dict[str, Any]
 # Of language models.
@@ -32,7 +32,7 @@ def _row(group: Group) -> Row:
     # Several answers in an example are not independent trials.
     error = None
     if not (task.packs_rows or task.per_position):
-        error = standard_error(mean, first["test_examples"])
+        error = standard_error(mean, first.test_examples)
     peak, kind = group.peak_memory
     return {
         "task": config.task,
@@ -48,25 +48,25 @@ def _row(group: Group) -> Row:
         **_scores_of_texts(group),
         "official_data": group.official,
         "official_protocol": group.by_protocol,
-        "test_examples": first["test_examples"],
-        "steps": first["steps"],
+        "test_examples": first.test_examples,
+        "steps": first.steps,
         "steps_per_second": group.mean("steps_per_second"),
         "steps_per_second_kind": group.speed_kind,
-        "parameters": first["parameters"],
+        "parameters": first.parameters,
         "peak_memory_bytes": peak,
         "peak_memory_kind": kind,
         "device": group.said("device"),
         "commit": group.said("commit"),
-        "command": first.get("command"),
+        "command": first.command,
     }
 
 
 def _mean_over_parts(group: Group) -> float | None:
     """None if the parts were not recorded."""
-    if not all(result.get("test_accuracy_by_length") for result in group.results):
+    if not all(result.test_accuracy_by_length for result in group.results):
         return None
     accuracy = get_task(group.config.task).accuracy_of
-    return statistics.fmean(map(accuracy, group.results))
+    return statistics.fmean(accuracy(result.to_dict()) for result in group.results)
 
 
 def _scores_of_texts(group: Group) -> Row:
@@ -75,7 +75,7 @@ def _scores_of_texts(group: Group) -> Row:
     scores: Row = {}
     for name in _OF_TEXTS:
         key = f"test_{name}_best"
-        there = all(key in result for result in group.results)
+        there = f"{name}_best" in shared_scores(group.results)
         scores[name] = group.mean(key) if there else None
         scores[f"{name}_deviation"] = group.deviation(key) if there else None
     return scores

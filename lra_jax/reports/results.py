@@ -12,7 +12,7 @@ from lra_jax.reports.runs import Group
 from lra_jax.reports.suites import add_suites
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
-from lra_jax.training.scores import standard_error
+from lra_jax.training.result import standard_error
 
 _CHECKPOINTS = (
     "Checkpoint rule: test accuracy is that of the checkpoint with the highest "
@@ -178,13 +178,12 @@ def commands(groups: Sequence[Group]) -> list[str]:
     """The command of every run, with the versions and the commit that it used."""
     lines = []
     for result in (result for group in groups for result in group.results):
-        versions = result.get("versions") or {}
         commits = []
-        for commit in str(result.get("commit") or "unknown").split("; "):
+        for commit in (result.commit or "unknown").split("; "):
             number, dash, dirty = commit.partition("-")
             commits.append(f"{number[:12]}{dash}{dirty}")
-        command = result.get("command") or "lra_jax.train.run(config)"
-        made = f"jax {versions.get('jax', '?')}, commit {'; '.join(commits)}"
+        command = result.command or "lra_jax.train.run(config)"
+        made = f"jax {result.versions.get('jax', '?')}, commit {'; '.join(commits)}"
         lines.append(f"{command}  # {made}")
     return lines
 
@@ -193,7 +192,7 @@ def differing_versions(groups: Sequence[Group]) -> list[str]:
     """The packages whose versions differ between runs, and how many runs used each."""
     counts: dict[str, collections.Counter[str]] = {}
     for result in (result for group in groups for result in group.results):
-        for name, version in result["versions"].items():
+        for name, version in result.versions.items():
             counts.setdefault(name, collections.Counter())[version] += 1
     return [
         f"{name} {', '.join(f'{version} ({n})' for version, n in sorted(used.items()))}"
@@ -214,7 +213,7 @@ def _our_row(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
         ", ".join(str(run.config.seed) for run in group.runs),
         f"{group.mean('steps_per_second'):.2f}{cold}",
         f"{peak / 2**20:,.0f} MiB ({kind})",
-        f"{group.results[0]['parameters']:,}",
+        f"{group.results[0].parameters:,}",
         _protocol(group),
     )
 
@@ -224,7 +223,7 @@ def _spread(group: Group, name: str) -> str:
     mean, deviation = group.mean(name), group.deviation(name)
     if deviation is not None:
         return f"{mean:.2f} ± {deviation:.2f} (sd, {len(group.runs)} seeds)"
-    error = standard_error(mean, group.results[0]["test_examples"])
+    error = standard_error(mean, group.results[0].test_examples)
     return f"{mean:.2f} (1 seed; se {error:.2f})"
 
 
@@ -247,7 +246,7 @@ def _protocol(group: Group) -> str:
         f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
         f"{positions} positions{parts}, padding {model.padding}{changes}; "
         f"data {data.origin}{longest}, "
-        f"{split}, {group.results[0]['test_examples']:,} test examples; "
+        f"{split}, {group.results[0].test_examples:,} test examples; "
         f"{group.said('device') or 'unknown device'}{note}"
     )
 

@@ -1,8 +1,6 @@
 """Reads run directories, and groups runs that differ only in their seed."""
 
 import dataclasses
-import math
-import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +12,7 @@ from lra_jax.errors import InputError, expected, on_one_line, renamed
 from lra_jax.files import parse_json, read_bytes, walked
 from lra_jax.tasks import get_task
 from lra_jax.training.metrics import FILE, missing_reports, read_metrics
-from lra_jax.training.workdir import NUMBERS, as_written
-
-_KINDS = {
-    **{"versions": dict, "data_fingerprint": str, "official_data": bool},
-    **{"steps_per_second_kind": str, "peak_memory_kind": str},
-}
-_LARGEST = 1e18
+from lra_jax.training.result import Result, read_result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +29,7 @@ class Run:
 
     folder: Path
     config: Config
-    result: dict[str, Any] | None
+    result: Result | None
     metrics: tuple[dict[str, Any], ...]
     code: str = ""
 
@@ -54,19 +46,19 @@ class Group:
         return self.runs[0].config
 
     @property
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[Result]:
         """The result of each run."""
         return [run.result for run in self.runs if run.result is not None]
 
     @property
     def fingerprint(self) -> str:
         """The hash of the examples."""
-        return self.results[0]["data_fingerprint"]
+        return self.results[0].data_fingerprint
 
     @property
     def official(self) -> bool:
         """Whether the data are those of the published rows."""
-        return all(result["official_data"] for result in self.results)
+        return all(result.official_data for result in self.results)
 
     @property
     def by_protocol(self) -> bool:
@@ -79,20 +71,20 @@ class Group:
     def speed_kind(self) -> str:
         """``warm``, or ``cold`` if a run was so short that its steps/s include
         compilation."""
-        kinds = {result["steps_per_second_kind"] for result in self.results}
+        kinds = {result.steps_per_second_kind for result in self.results}
         return "cold" if "cold" in kinds else "warm"
 
     def said(self, name: str) -> str | None:
         """A text of the results, such as the device: every different one; None if it
         was not recorded."""
-        texts = dict.fromkeys(str(x) for r in self.results if (x := r.get(name)))
+        texts = dict.fromkeys(str(x) for r in self.results if (x := getattr(r, name)))
         return " and ".join(texts) or None
 
     @property
     def peak_memory(self) -> tuple[int, str]:
         """The highest peak of the runs in bytes, and what it covers."""
-        kinds = sorted({result["peak_memory_kind"] for result in self.results})
-        highest = max(result["peak_memory_bytes"] for result in self.results)
+        kinds = sorted({result.peak_memory_kind for result in self.results})
+        highest = max(result.peak_memory_bytes for result in self.results)
         return highest, ", ".join(kinds)
 
     @property
@@ -100,13 +92,17 @@ class Group:
         """Whether the best checkpoint was chosen on the test split itself."""
         return self.config.data.chosen_on_test
 
+    def numbers(self, name: str) -> list[float]:
+        """A number of each result, by its name in ``result.json``."""
+        return [result.to_dict()[name] for result in self.results]
+
     def mean(self, name: str) -> float:
         """Mean of a number over the results."""
-        return statistics.fmean(result[name] for result in self.results)
+        return statistics.fmean(self.numbers(name))
 
     def deviation(self, name: str) -> float | None:
         """Sample standard deviation over seeds; None for a single seed."""
-        values = [result[name] for result in self.results]
+        values = self.numbers(name)
         return statistics.stdev(values) if len(values) > 1 else None
 
     @property
@@ -184,7 +180,7 @@ def _by_seed(runs: Sequence[Run]) -> list[dict[int, list[Run]]]:
             seed = settings.pop("seed")
             settings.pop("data.path", None)  # The same files, wherever they lie.
             key = tuple(sorted((name, repr(value)) for name, value in settings.items()))
-            key += (run.result["data_fingerprint"], run.code)
+            key += (run.result.data_fingerprint, run.code)
             groups.setdefault(key, {}).setdefault(seed, []).append(run)
     return list(groups.values())
 
@@ -205,7 +201,7 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         if run.result is not None:
             every = run.config.train.log_every
-            lost = missing_reports(run.metrics, run.result["steps"], every)
+            lost = missing_reports(run.metrics, run.result.steps, every)
             lines += [f"{run.folder / FILE}: {lost}"] if lost else []
     return lines
 
@@ -213,55 +209,10 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
 def _read_run(folder: Path) -> Run:
     config = Config.from_dict(_read_json(folder / "config.json"))
     try:
-        metrics = tuple(read_metrics(folder))
+        metrics, result = tuple(read_metrics(folder)), read_result(folder)
     except InputError as error:  # The folder is named already.
         raise renamed(error, Path(error.name).name) from None
-    result = None
-    if (folder / "result.json").exists():
-        result = _read_json(folder / "result.json")
-        _check_result(result)
-        if not as_written(folder, result):
-            wanted = "the result of this run, as it was written"
-            raise expected("result.json", wanted, "other values")
     return Run(folder, config, result, metrics, own_code.digest(folder))
-
-
-def _check_result(result: dict[str, Any]) -> None:
-    """Refuses values that the tables cannot show, or would show as invalid numbers."""
-    more = {n for n in result if n.startswith("test_")} - {"test_accuracy_by_length"}
-    more |= {n for n in ("state_size", "chance") if result.get(n) is not None}
-    for name in sorted(more - {*NUMBERS}):
-        value = result[name]
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise expected(f"result.json: {name}", "a finite number", repr(value))
-    for name in NUMBERS:
-        value = result.get(name)
-        place = f"result.json: {name}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise expected(place, "a finite number", repr(value))
-        if not abs(value) < math.inf or abs(value) > _LARGEST:
-            raise expected(place, "a finite number", f"{value}"[:60])
-        least = 1 if name == "test_examples" else 0
-        if value < least and not name.startswith("valid_loss"):
-            raise expected(place, f"a number of at least {least}", value)
-        if "accuracy" in name and value > 100:
-            raise expected(place, "percent", value)
-    parts = result.get("test_accuracy_by_length", {})
-    if not isinstance(parts, dict):
-        raise expected("result.json: test_accuracy_by_length", "dict", repr(parts))
-    for length, value in parts.items():
-        place = f"result.json: test_accuracy_by_length: {length}"
-        if not isinstance(value, int | float) or not 0 <= value <= 100:
-            raise expected(place, "percent", repr(value))
-        if not re.fullmatch(r"(\d+/)?\d+", length):
-            raise expected(place, "a length, or length/pairs", repr(length))
-    for name, kind in _KINDS.items():
-        value = result.get(name)
-        if not isinstance(value, kind):
-            raise expected(f"result.json: {name}", kind.__name__, repr(value))
-    for name, version in result["versions"].items():
-        if not isinstance(version, str):
-            raise expected(f"result.json: versions: {name}", "text", repr(version))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

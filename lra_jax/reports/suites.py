@@ -24,7 +24,7 @@ from lra_jax.reports.comparison import (
 from lra_jax.reports.page import Page, Table
 from lra_jax.reports.runs import Group
 from lra_jax.tasks import Task, get_task, suites
-from lra_jax.training.scores import own_scores
+from lra_jax.training.result import shared_scores
 
 Best = dict[str, dict[str, Group]]
 """The best group, by model and by the name of a test."""
@@ -120,7 +120,7 @@ def _add_suite(
 def _add_examples(page: Page, tests: Sequence[Test]) -> None:
     """Says how many examples were tested, and which are not the preset's."""
     counts = [
-        f"{test.name} {test.groups[0].results[0]['test_examples']:,}"
+        f"{test.name} {test.groups[0].results[0].test_examples:,}"
         for test in tests
         if test.task.scores is None  # The examples of others are rows of many answers.
     ]
@@ -203,7 +203,7 @@ def score(group: Group) -> float:
 def _by_length(group: Group) -> dict[str, float]:
     """The mean accuracy over seeds at each length that all seeds were tested on; empty
     if a seed was not tested by length."""
-    parts: Any = [x.get("test_accuracy_by_length") or {} for x in group.results]
+    parts = [result.test_accuracy_by_length for result in group.results]
     names = [name for name in parts[0] if all(name in part for part in parts)]
     return {name: statistics.fmean(part[name] for part in parts) for name in names}
 
@@ -246,21 +246,25 @@ def scores_table(best: Best, tests: Sequence[Test]) -> Table:
     columns = [
         (test.name, key)
         for test in tests
-        for key in own_scores([x for group in test.groups for x in group.results])
+        for key in shared_scores([x for group in test.groups for x in group.results])
     ]
     rows = [
         (
             model,
             *(
-                f"{row[name].mean(key):.3f}" if name in row else "-"
+                f"{row[name].mean(f'test_{key}'):.3f}" if name in row else "-"
                 for name, key in columns
             ),
         )
         for model, row in best.items()
         if any(name in row for name, _ in columns)
     ]
-    heads = (f"{name}, {key[5:-5].replace('_', ' ')}" for name, key in columns)
+    heads = (f"{name}, {_in_words(key)}" for name, key in columns)
     return Table(("model", *heads), rows, ours=len(rows))
+
+
+def _in_words(score: str) -> str:
+    return score.removesuffix("_best").replace("_", " ")
 
 
 def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
@@ -284,7 +288,7 @@ def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
 
 def _span(row: Mapping[str, Group], name: str) -> str:
     """A number of the results, which may differ between tests."""
-    values: Any = {group.results[0].get(name) for group in row.values()} - {None}
+    values: Any = {getattr(group.results[0], name) for group in row.values()} - {None}
     ends = dict.fromkeys((min(values), max(values))) if values else ()
     return " to ".join(f"{value:,}" for value in ends) or "-"
 
@@ -337,7 +341,7 @@ def _lines(test: Test, best: Best) -> list[charts.Line]:
 def _parts_are(test: Test) -> str:
     """The number in which the parts of a test differ, see `_lines`."""
     results = [result for group in test.groups for result in group.results]
-    names = [name for x in results for name in x.get("test_accuracy_by_length") or ()]
+    names = [name for x in results for name in x.test_accuracy_by_length]
     of_pairs = any("/" in name for name in names)
     return "number of pairs" if of_pairs else "length of sequences"
 

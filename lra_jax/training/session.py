@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from lra_jax.configs import Config, get_preset
 from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.stages import tokens_before
-from lra_jax.errors import expected
+from lra_jax.errors import InputError, expected, noted
 from lra_jax.models import saved
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import dry_run, hosts, tracking
@@ -26,7 +26,12 @@ from lra_jax.training.machine import commit, describe_devices, peak_memory, vers
 from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.restore import export
-from lra_jax.training.scores import standard_error
+from lra_jax.training.result import (
+    Result,
+    read_result,
+    standard_error,
+    write_result,
+)
 from lra_jax.training.trainer import Trainer
 
 
@@ -81,7 +86,7 @@ class Session:
             if dry:
                 return
             hosts.writer_first(lambda: self._claim(stack))
-            self.result = workdirs.read_result(self.workdir, config.train.steps)
+            self.result = self._finished_result()
             read_metrics(self.workdir)
             if self.result is None:
                 stack.callback(self.trainer.checkpoints.close)
@@ -97,12 +102,12 @@ class Session:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Result:
         """Trains or resumes to the end, and scores; see ``lra_jax.train.run``."""
         result = self.result
         if result is not None:
             self.console.line(f"already finished, in {self.workdir}:")
-            self._name_what_is_lost(result["steps"])
+            self._name_what_is_lost(result.steps)
         else:
             self.console.work = self._work()
             self.console.facts(self._facts())
@@ -113,8 +118,8 @@ class Session:
             result = self._score()
             if hosts.is_writer():
                 workdirs.lengthen(self.workdir, self.config.train.steps)
-                result = workdirs.write_result(self.workdir, result)
-            self._tracker.result(result)
+                write_result(self.workdir, result)
+            self._tracker.result(result.to_dict())
             self.result = result
         show_result(self.console, self.task, self.config, result)
         return result
@@ -126,6 +131,16 @@ class Session:
         self.console.facts(self._facts())
         costs = dry_run.estimate(self.trainer, self._work(), self.console.line)
         self.console.facts(costs | _memory_in_words())
+
+    def _finished_result(self) -> Result | None:
+        """The result, unless it is from before the run was extended."""
+        try:
+            result = read_result(self.workdir)
+        except InputError as error:
+            raise noted(error, "delete it to score the run again") from error
+        if result is None or result.steps < self.config.train.steps:
+            return None
+        return result
 
     def _restore(self) -> int:
         step, steps = self.trainer.restore(), self.config.train.steps
@@ -207,9 +222,9 @@ class Session:
     def _is_begun(self) -> bool:
         return (self.workdir / "config.json").exists()
 
-    def _score(self) -> dict[str, Any]:
-        trainer, progress = self.trainer, self.trainer.progress
-        pace = self._pace()
+    def _score(self) -> Result:
+        """Scores the test split with the last and the best parameters."""
+        trainer, progress, config = self.trainer, self.trainer.progress, self.config
         self.console.line("scoring the test split")
         last = self._evaluate(trainer.state.params, "test")
         best, params = last, trainer.state.params
@@ -218,67 +233,63 @@ class Session:
             best = self._evaluate(params, "test")
         if hosts.is_writer() and saved.is_known(trainer.model_at(params)):
             export(self.workdir / saved.FILE, trainer, params, progress.best_step)
-        return {
-            "task": self.config.task,
-            "attention": self.config.attention,
-            "mixers": self.config.mixers,
-            "preset": self.config.preset,
-            "seed": self.config.seed,
-            "test_accuracy_best": 100 * best["accuracy"],
-            "test_accuracy_last": 100 * last["accuracy"],
-            "test_loss_best": best["loss"],
-            "test_loss_last": last["loss"],
-            **self._in_units("test", best["loss"], "best"),
-            **self._in_units("test", last["loss"], "last"),
-            "test_examples": self.dataset.num_examples("test"),
-            **self._beside(params, 100 * best["accuracy"]),
-            "valid_accuracy_best": 100 * progress.best_accuracy,
-            "valid_loss_best": progress.best_loss,
-            "best_step": progress.best_step,
-            "best_by": self.config.train.best_by,
-            "validation": "test" if self.config.data.chosen_on_test else "holdout",
-            "steps": trainer.step,
-            **pace,
-            "seconds": progress.seconds,
-            "parameters": trainer.num_parameters,
+        return Result(
+            task=config.task,
+            attention=config.attention,
+            mixers=config.mixers,
+            preset=config.preset,
+            seed=config.seed,
+            test_accuracy_best=100 * best["accuracy"],
+            test_accuracy_last=100 * last["accuracy"],
+            test_loss_best=best["loss"],
+            test_loss_last=last["loss"],
+            test_examples=self.dataset.num_examples("test"),
+            **self._scores_of_some_tasks(params, best, last),
+            state_size=trainer.state_size,
+            valid_accuracy_best=100 * progress.best_accuracy,
+            valid_loss_best=progress.best_loss,
+            best_step=progress.best_step,
+            best_by=config.train.best_by,
+            validation="test" if config.data.chosen_on_test else "holdout",
+            steps=trainer.step,
+            **self._pace(),
+            seconds=progress.seconds,
+            parameters=trainer.num_parameters,
             **peak_memory(),
-            "data": self.dataset.name,
-            "data_fingerprint": self.dataset.fingerprint,
-            "official_data": self.task.is_official(self.config.data, self.dataset),
-            # Of a run that was resumed elsewhere: all of them, in turn.
-            "device": "; ".join(trainer.origins["device"]),
-            "versions": versions(),
-            "commit": "; ".join(trainer.origins["commit"]) or None,
-            "command": self.command,
-        }
+            data=self.dataset.name,
+            data_fingerprint=self.dataset.fingerprint,
+            official_data=self.task.is_official(config.data, self.dataset),
+            device="; ".join(trainer.origins["device"]),
+            versions=versions(),
+            commit="; ".join(trainer.origins["commit"]) or None,
+            command=self.command,
+        )
 
     def _evaluate(self, params: Any, split: str) -> dict[str, float]:
         return self.trainer.evaluate(params, split, console=self.console)
 
-    def _beside(self, params: Any, accuracy: float) -> dict[str, Any]:
-        """Results of some tasks only: chance, parts of the test, size of the state."""
-        task, data, trainer = self.task, self.config.data, self.trainer
-        found: dict[str, Any] = {}
+    def _scores_of_some_tasks(
+        self, params: Any, best: dict[str, float], last: dict[str, float]
+    ) -> dict[str, Any]:
+        """The task's own scores, accuracy by part of the test, and that of guessing."""
+        task, dataset, data = self.task, self.dataset, self.config.data
+        parts = {part: self._evaluate(params, part) for part in dataset.parts}
         if task.scores is not None:
-            for part in self.dataset.parts:
-                loss = self._evaluate(params, part)["loss"]
-                found |= self._in_units(part, loss, part)
-        elif self.dataset.parts:
-            found["test_accuracy_by_length"] = {
-                part: 100 * self._evaluate(params, part)["accuracy"]
-                for part in self.dataset.parts
+            means = {"best": ("test", best), "last": ("test", last)}
+            means |= {part: (part, mean) for part, mean in parts.items()}
+            scores = {
+                f"{name}_{which}": value
+                for which, (split, mean) in means.items()
+                for name, value in task.score(dataset, split, mean["loss"]).items()
             }
+            return {"scores": scores}
+        by_length = {part: 100 * mean["accuracy"] for part, mean in parts.items()}
+        values: dict[str, Any] = {"test_accuracy_by_length": by_length}
         if task.chance is not None:
-            whole = task.accuracy_of({"test_accuracy_best": accuracy, **found})
-            found["chance"] = task.chance(data)
-            found["test_scaled_accuracy"] = task.scaled(data, whole)
-        if self.config.model.is_causal:
-            found["state_size"] = trainer.state_size
-        return found
-
-    def _in_units(self, split: str, loss: float, which: str) -> dict[str, float]:
-        scores = self.task.score(self.dataset, split, loss)
-        return {f"test_{name}_{which}": value for name, value in scores.items()}
+            scored = {"test_accuracy_best": 100 * best["accuracy"], **values}
+            values["chance"] = task.chance(data)
+            values["test_scaled_accuracy"] = task.scaled(data, task.accuracy_of(scored))
+        return values
 
     def _pace(self) -> dict[str, Any]:
         """Median of the reported training speeds, "cold" if they include compilation,
@@ -363,7 +374,7 @@ def default_workdir(config: Config) -> Path:
 
 
 def show_result(
-    console: RunConsole, task: Task, config: Config, result: Mapping[str, Any]
+    console: RunConsole, task: Task, config: Config, result: Result
 ) -> None:
     """Prints test accuracies, with baselines and comparable published results, or the
     task's other scores."""
@@ -371,51 +382,50 @@ def show_result(
         _show_accuracies(console, task, config, result)
     else:
         _show_scores(console, result)
-    waits = result.get("data_wait")
+    waits = result.data_wait
     waited = (
         "" if waits is None else f"; {100 * waits:.1f} % of the time waiting for data"
     )
     console.line(
-        f"{format_seconds(result['seconds'])} in total, "
-        f"{result['steps_per_second']:.2f} steps/s in training "
-        f"({result['steps_per_second_kind']}{waited}), "
-        f"{result['parameters']:,} parameters"
+        f"{format_seconds(result.seconds)} in total, "
+        f"{result.steps_per_second:.2f} steps/s in training "
+        f"({result.steps_per_second_kind}{waited}), "
+        f"{result.parameters:,} parameters"
     )
 
 
-def _show_scores(console: RunConsole, result: Mapping[str, Any]) -> None:
-    checkpoints = {"best": result["best_step"], "last": result["steps"]}
-    for key, value in result.items():
-        name, _, which = key.removeprefix("test_").rpartition("_")
-        if f"test_{name}_best" in result and name not in ("accuracy", "loss"):
-            remark = f"{which} checkpoint, step {checkpoints.get(which)}"
-            if which not in checkpoints:
-                remark = f"best checkpoint, {which}"
-            console.line(f"test {name.replace('_', ' ')} {value:.4f}  ({remark})")
+def _show_scores(console: RunConsole, result: Result) -> None:
+    checkpoints = {"best": result.best_step, "last": result.steps}
+    for key, value in result.scores.items():
+        name, _, which = key.rpartition("_")
+        remark = f"{which} checkpoint, step {checkpoints.get(which)}"
+        if which not in checkpoints:
+            remark = f"best checkpoint, {which}"
+        console.line(f"test {name.replace('_', ' ')} {value:.4f}  ({remark})")
 
 
 def _show_accuracies(
-    console: RunConsole, task: Task, config: Config, result: Mapping[str, Any]
+    console: RunConsole, task: Task, config: Config, result: Result
 ) -> None:
-    examples = result["test_examples"]
-    error = standard_error(result["test_accuracy_best"], examples)
+    examples = result.test_examples
+    error = standard_error(result.test_accuracy_best, examples)
     # The labels of an example may depend on each other.
     counted = ", each counted once" if task.per_position else ""
     rows = [
         (
             f"{config.mixers}, best checkpoint",
-            f"{result['test_accuracy_best']:.2f}",
-            f"step {result['best_step']}, +-{error:.2f} (standard "
+            f"{result.test_accuracy_best:.2f}",
+            f"step {result.best_step}, +-{error:.2f} (standard "
             f"error over {examples} examples{counted}){_chosen_by(result)}",
         ),
         (
             f"{config.mixers}, last checkpoint",
-            f"{result['test_accuracy_last']:.2f}",
-            f"step {result['steps']}",
+            f"{result.test_accuracy_last:.2f}",
+            f"step {result.steps}",
         ),
     ]
     rows += _beside_in_words(task, result)
-    if result["official_data"]:
+    if result.official_data:
         rows += [
             (f"baseline: {name}", f"{value:.2f}", "") for name, value in task.floors
         ]
@@ -426,18 +436,16 @@ def _show_accuracies(
     console.table("test accuracy, percent", rows)
 
 
-def _beside_in_words(
-    task: Task, result: Mapping[str, Any]
-) -> list[tuple[str, str, str]]:
+def _beside_in_words(task: Task, result: Result) -> list[tuple[str, str, str]]:
     """Rows of some tasks only: accuracy above chance, and by length."""
-    parts = result.get("test_accuracy_by_length", {})
+    parts = result.test_accuracy_by_length
     rows = []
-    if "chance" in result:
+    if result.chance is not None and result.test_scaled_accuracy is not None:
         by_parts = task.by_parts and parts
         which = "mean over the parts" if by_parts else "best checkpoint"
-        scaled = f"{100 * result['test_scaled_accuracy']:.1f} %"
+        scaled = f"{100 * result.test_scaled_accuracy:.1f} %"
         far = f"the {which} is {scaled} of the way from it to 100"
-        rows.append(("chance", f"{result['chance']:.2f}", far))
+        rows.append(("chance", f"{result.chance:.2f}", far))
     rows += [
         (f"part {name}", f"{accuracy:.2f}", "best checkpoint")
         for name, accuracy in parts.items()
@@ -448,10 +456,10 @@ def _beside_in_words(
     return rows
 
 
-def _chosen_by(result: Mapping[str, Any]) -> str:
+def _chosen_by(result: Result) -> str:
     """How the best checkpoint was chosen; warns if that used the test labels."""
-    rule = f", best validation {result['best_by']}"
-    seen = result["validation"] == "test"
+    rule = f", best validation {result.best_by}"
+    seen = result.validation == "test"
     return f"{rule}; chosen on the test split itself" if seen else rule
 
 

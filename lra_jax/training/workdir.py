@@ -16,7 +16,6 @@ result.json      at the end
 
 import contextlib
 import errno
-import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,20 +25,14 @@ from typing import Any
 from lra_jax import seals
 from lra_jax.configs import Config
 from lra_jax.configs.base import with_effect
-from lra_jax.errors import check_path, expected, reason
-from lra_jax.files import locked, parse_json, read_bytes, read_json, write_json
+from lra_jax.errors import check_path, expected
+from lra_jax.files import locked, read_json, write_json
 
 _MADE_FIRST = ("config.json", ".lock", "code", "events", "profile", "wandb")
 _MADE_LATER = (
     *("checkpoints", "metrics.jsonl", "result.json"),
     *("model.safetensors", "model.json", "curves.png"),
 )
-NUMBERS = (
-    *("test_accuracy_best", "test_accuracy_last", "test_examples", "best_step"),
-    *("steps", "seconds", "steps_per_second", "parameters", "peak_memory_bytes"),
-    *("valid_accuracy_best", "valid_loss_best"),
-)
-"""The numbers of every result: a run prints them at the end, a report reads them."""
 
 
 def check_workdir(workdir: Path, config: Config) -> None:
@@ -209,39 +202,6 @@ def identify(workdir: Path) -> str:
     return seals.digest(values)
 
 
-def write_result(workdir: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Writes the result of a run with its seal; returns what was written."""
-    sealed = result | {"seal": seals.digest([result, identify(workdir)])}
-    write_json(workdir / "result.json", sealed)
-    return sealed
-
-
-def read_result(workdir: Path, steps: int = 0) -> dict[str, Any] | None:
-    """The result of a finished run; None if it is not finished.
-
-    Args:
-      workdir: the run directory.
-      steps: a result of fewer steps is from before the run was extended, and ignored.
-
-    Raises:
-      ValueError: it is damaged, or of another run.
-    """
-    path = workdir / "result.json"
-    if not path.exists():
-        return None
-    try:
-        result = parse_json(read_bytes(path))
-        for name in NUMBERS:
-            if not math.isfinite(result[name]):
-                raise ValueError(f"{name}={result[name]}")
-        if not as_written(workdir, result):
-            raise ValueError("other values than were written")
-    except (ValueError, KeyError, TypeError) as error:
-        got = f"{reason(error)}; delete it to score the run again"
-        raise expected(str(path), "the result of a run", got) from error
-    return None if result["steps"] < steps else result
-
-
 def refuse_own_file(workdir: Path, file: Path, flag: str) -> None:
     """Refuses a file, given by a flag, that would replace a file of the run.
 
@@ -254,14 +214,6 @@ def refuse_own_file(workdir: Path, file: Path, flag: str) -> None:
         if top and top[0] in (*_MADE_FIRST, *_MADE_LATER):
             wanted = f"a file other than {top[0]}, which is the run's own"
             raise expected(flag, wanted, file)
-
-
-def as_written(workdir: Path, result: dict[str, Any]) -> bool:
-    """Whether a result's seal, if it has one, is that of its values and of the run's
-    settings."""
-    rest = {name: value for name, value in result.items() if name != "seal"}
-    seal = seals.digest([rest, identify(workdir)])
-    return result.get("seal", seal) == seal
 
 
 def check_space(workdir: Path, needed: int) -> None:

@@ -176,7 +176,7 @@ def test_levels_from_easy_to_hard_in_one_run(tmp_path):
                 assert (row == own).all(1).any()
     with Session(config, quiet=True) as session:
         result = session.run()
-    assert not result["official_data"]
+    assert not result.official_data
 
 
 def test_patches_in_one_run(tmp_path):

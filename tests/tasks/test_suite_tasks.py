@@ -21,6 +21,7 @@ from lra_jax.tasks.base import classification_loss
 from lra_jax.training import Interrupted
 from lra_jax.training.console import RunConsole
 from lra_jax.training.restore import predictions
+from lra_jax.training.result import Result
 from lra_jax.training.session import Session, show_result
 from lra_jax.training.trainer import Trainer
 
@@ -108,14 +109,11 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path):
 
 def test_the_end_of_a_run_tells_parts_and_chance(capsys):
     task, config = get_task("parity"), get_preset("parity", "quick", "linear")
-    result = {
+    result = helpers.result(
         **{"test_accuracy_best": 60.0, "test_accuracy_last": 59.0, "best_step": 4},
         **{"test_accuracy_by_length": {"64": 55.0, "256": 51.0}, "chance": 50.0},
         **{"test_scaled_accuracy": 0.2, "steps": 9, "test_examples": 100},
-        **{"seconds": 1.0, "steps_per_second": 2.0, "parameters": 3},
-        **{"official_data": False, "best_by": "accuracy", "validation": "holdout"},
-        "steps_per_second_kind": "warm",
-    }
+    )
     show_result(RunConsole(9), task, config, result)
     said = " ".join(capsys.readouterr().out.split())
     for words in (
@@ -145,7 +143,7 @@ def test_the_score_of_a_test_by_parts_is_their_mean(tmp_path, capsys):
     scaled = (mean - result["chance"]) / (100 - result["chance"])
     assert result["test_scaled_accuracy"] == pytest.approx(scaled)
     assert f"the mean over the parts is {100 * scaled:.1f} % of the way" in said
-    (line,) = runs.summarise({"linear": [result]})
+    (line,) = runs.summarise({"linear": [Result.from_dict(result)]})
     assert f"mean over the parts, best checkpoint {mean:.2f} %" in line
     (row,) = exports.rows(group_runs(read_runs(tmp_path)[0]))
     assert row["mean_over_parts"] == pytest.approx(mean)

@@ -57,17 +57,15 @@ def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
     from lra_jax.training.console import RunConsole
     from lra_jax.training.session import show_result
 
-    result = {
-        **{"attention": "flow", "test_accuracy_best": 64.0, "test_accuracy_last": 63.0},
-        **{"best_step": 4, "steps": 9, "test_examples": 25_000, "seconds": 1.0},
-        **{"steps_per_second": 2.0, "parameters": 3, "official_data": True},
-        **{"steps_per_second_kind": "warm", "best_by": "accuracy"},
-    }
     shown = {}
     for validation in ("holdout", "test"):
         task = get_task("text")
         config = get_preset("text", "official", "flow")
-        result["validation"] = validation
+        result = helpers.result(
+            **{"test_accuracy_best": 64.0, "test_accuracy_last": 63.0},
+            **{"best_step": 4, "steps": 9, "test_examples": 25_000},
+            **{"official_data": True, "validation": validation},
+        )
         show_result(RunConsole(9), task, config, result)
         shown[validation] = capsys.readouterr().out
     assert "chosen on the test split itself" in shown["test"]

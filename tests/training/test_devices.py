@@ -64,7 +64,7 @@ def test_a_run_with_split_sequences(data_dir, tmp_path) -> None:
         [line[2] for line in split], [line[2] for line in whole], rtol=1e-5
     )
     scored = evaluate.run(evaluate.EvaluateConfig(str(tmp_path / "split")))
-    assert scored["loss"] == pytest.approx(runs["split"]["test_loss_best"], rel=1e-6)
+    assert scored["loss"] == pytest.approx(runs["split"].test_loss_best, rel=1e-6)
 
 
 def test_a_run_with_split_sequences_is_loaded_whole(data_dir, dataset, tmp_path):

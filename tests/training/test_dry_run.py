@@ -132,4 +132,4 @@ def test_a_result_names_the_commit_of_the_start(data_dir, tmp_path, monkeypatch)
     monkeypatch.setattr(session, "commit", lambda: "then")
     with session.Session(config, quiet=True) as run:
         monkeypatch.setattr(session, "commit", lambda: "now")
-        assert run.run()["commit"] == "then"
+        assert run.run().commit == "then"

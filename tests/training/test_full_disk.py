@@ -59,7 +59,7 @@ def test_a_full_disk(finished, data_dir, tmp_path):
         helpers.assert_one_error(ended, error, code, str(disk / "run"), reason)
     assert (out / "end.code").read_text() == "0\n", (out / "end.err").read_text()
     result = json.loads((out / "run" / "result.json").read_text())
-    for name, value in finished.result.items():
+    for name, value in finished.result.to_dict().items():
         if name not in VARYING:
             assert result[name] == value, name
     assert without_times(out / "run") == without_times(finished.workdir)

@@ -91,7 +91,7 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(
     for mine, theirs in zip(*lines, strict=True):
         assert (mine["step"], mine["split"]) == (theirs["step"], theirs["split"])
         np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-5)
-    assert f"{wanted['test_accuracy_last']:.2f}" in out
+    assert f"{wanted.test_accuracy_last:.2f}" in out
     with Session(two, quiet=True) as session:
         few = "a checkpoint by 1 process, got one by 2 processes; start as many"
         with pytest.raises(ValueError, match=few):

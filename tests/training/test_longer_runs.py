@@ -11,6 +11,7 @@ from lra_jax.training import workdir as workdirs
 from lra_jax.training.loop import Interrupted
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.restore import load_run
+from lra_jax.training.result import write_result
 from lra_jax.training.session import Session
 from lra_jax.training.trainer import Trainer
 
@@ -46,10 +47,10 @@ def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
         result = session.run()
     helpers.assert_equal_trees(session.trainer.state, unbroken)
     for name in ("test_loss_best", "test_loss_last", "best_step", "steps"):
-        assert result[name] == wanted[name]
+        assert getattr(result, name) == getattr(wanted, name)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    assert train.run(longer, quiet=True) == result
-    assert load_run(str(tmp_path / "run")).step == result["best_step"]
+    assert train.run(longer, quiet=True) == result.to_dict()
+    assert load_run(str(tmp_path / "run")).step == result.best_step
     curves, end = (tmp_path / "run" / n for n in ("curves.png", "result.json"))
     assert curves.stat().st_mtime >= end.stat().st_mtime
     with pytest.raises(ValueError, match="can be made longer, not shorter"):
@@ -73,8 +74,8 @@ def test_a_longer_run_counts_a_best_checkpoint_again(data_dir, tmp_path):
     )
     assert scored == others and [line[0] for line in scored] == [4, 6, 8, 9]
     for name in ("best_step", "test_loss_best", "valid_accuracy_best"):
-        assert result[name] == wanted[name]
-    assert load_run(str(tmp_path / "run")).step == result["best_step"]
+        assert getattr(result, name) == wanted[name]
+    assert load_run(str(tmp_path / "run")).step == result.best_step
 
 
 def test_a_best_checkpoint_is_the_one_that_is_there(data_dir, tmp_path, monkeypatch):
@@ -101,8 +102,8 @@ def test_a_best_checkpoint_is_the_one_that_is_there(data_dir, tmp_path, monkeypa
     with Session(config, quiet=True) as session:
         assert session.console.start == 4
         result = session.run()
-    assert result["best_step"] == load_run(str(tmp_path)).step == 8
-    assert result["valid_accuracy_best"] == pytest.approx(5)
+    assert result.best_step == load_run(str(tmp_path)).step == 8
+    assert result.valid_accuracy_best == pytest.approx(5)
 
 
 def test_a_run_that_has_not_ended_has_its_new_length_at_once(tmp_path):
@@ -124,10 +125,8 @@ def test_a_result_of_fewer_steps_is_no_result(tmp_path):
     """As where the process died between writing the new length and the new result."""
     config = constant(tmp_path, tmp_path, 40)
     workdirs.open_workdir(tmp_path, config, "ab")
-    workdirs.write_result(tmp_path, {name: 40 for name in workdirs.NUMBERS})
+    write_result(tmp_path, helpers.result(steps=40))
     workdirs.lengthen(tmp_path, 80)
-    assert workdirs.read_result(tmp_path, 40)
-    assert workdirs.read_result(tmp_path, 80) is None
     longer = config.replace(train={"steps": 80})
     assert runs.finished_result(runs.Planned(longer, tmp_path, (), "")) is None
 

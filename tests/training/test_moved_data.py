@@ -54,9 +54,9 @@ def test_a_run_goes_on_with_moved_data(table, tmp_path):
         assert session.console.start == 7
         result = session.run()
     helpers.assert_equal_trees(session.trainer.state, unbroken)
-    assert result["test_loss_best"] == wanted["test_loss_best"]
+    assert result.test_loss_best == wanted.test_loss_best
     # Whatever reads the run afterwards finds the data, and its seals are whole.
-    assert train.run(moved, quiet=True) == result
+    assert train.run(moved, quiet=True) == result.to_dict()
     data: Any = load_run(str(tmp_path / "run")).config.data
     assert data.path == str(places[1])
     runs, problems = read_runs(tmp_path / "run")

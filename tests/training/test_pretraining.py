@@ -122,7 +122,7 @@ def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
         fit(first.trainer, helpers.Closed(20, quiet=True))
     with Session(again, quiet=True) as second:
         assert second.console.start == 7
-        assert second.run()["test_loss_last"] == result["test_loss_last"]
+        assert second.run().test_loss_last == result.test_loss_last
 
 
 @pytest.mark.parametrize(("share", "where"), [(0.5, ", all in pretraining"), (1, "")])

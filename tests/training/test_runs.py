@@ -155,7 +155,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, tmp_path, monkeypa
     assert end.stderr == ""
     assert begun == STEPS or f"resuming from step {begun}\n" in end.stdout
     result = json.loads((workdir / "result.json").read_text())
-    for name, value in finished.result.items():
+    for name, value in finished.result.to_dict().items():
         if name not in VARYING:
             assert result[name] == value, name
     assert f"{result['test_accuracy_best']:.2f}" in end.stdout
@@ -211,7 +211,7 @@ def test_a_run_resumed_elsewhere_names_all_its_origins(
     with Session(config, quiet=True) as session:
         result = session.run()
     for name, first in (("device", "a GPU"), ("commit", "another")):
-        assert result[name].split("; ") == [first, *filter(None, ours[name])]
+        assert getattr(result, name).split("; ") == [first, *filter(None, ours[name])]
 
 
 @pytest.mark.parametrize("steps", [8, 12])
@@ -231,9 +231,9 @@ def test_evaluate_in_a_new_process(finished):
     end = helpers.run("-m", "lra_jax.evaluate", f"--workdir={finished.workdir}")
     assert end.returncode == 0, end.stderr
     result = finished.result
-    assert f"test accuracy {result['test_accuracy_best']:.2f} %" in end.stdout
-    assert f"loss {result['test_loss_best']:.4f}" in end.stdout
-    assert f"45 examples, best checkpoint, step {result['best_step']}" in end.stdout
+    assert f"test accuracy {result.test_accuracy_best:.2f} %" in end.stdout
+    assert f"loss {result.test_loss_best:.4f}" in end.stdout
+    assert f"45 examples, best checkpoint, step {result.best_step}" in end.stdout
 
 
 def test_a_finished_run_is_shown_and_not_trained_again(finished, capsys):
@@ -241,10 +241,10 @@ def test_a_finished_run_is_shown_and_not_trained_again(finished, capsys):
     train.main(helpers.flags(finished.config))
     shown = capsys.readouterr().out
     assert "already finished" in shown
-    assert f"{finished.result['test_accuracy_best']:.2f}" in shown
+    assert f"{finished.result.test_accuracy_best:.2f}" in shown
     assert not re.search(r"loss \d", shown)
     assert (finished.workdir / "metrics.jsonl").read_bytes() == before
-    assert train.run(finished.config, quiet=True) == finished.result
+    assert train.run(finished.config, quiet=True) == finished.result.to_dict()
 
 
 def test_a_finished_run_needs_no_checkpoints(finished, tmp_path, monkeypatch):
@@ -281,7 +281,7 @@ def test_other_data_in_the_same_directory(finished, data_dir, tmp_path):
 def test_settings_without_effect_may_change(finished, tmp_path):
     moved = shutil.copytree(finished.workdir, tmp_path / "run")
     config = finished.config.replace(workdir=str(moved), data={"processes": 2})
-    assert train.run(config, quiet=True) == finished.result
+    assert train.run(config, quiet=True) == finished.result.to_dict()
 
 
 def test_two_processes_in_one_directory(data_dir, tmp_path, capsys):
@@ -309,7 +309,7 @@ def test_damaged_result(finished, tmp_path, capsys, content):
     (workdir / "result.json").write_text(content)
     code = main(finished.config.replace(workdir=str(workdir)))
     helpers.assert_one_error(
-        code, capsys.readouterr().err, 2, "result.json: expected the result"
+        code, capsys.readouterr().err, 2, "result.json: ", "delete it to score"
     )
 
 
@@ -355,7 +355,7 @@ def test_lost_metrics_are_named_and_the_run_goes_on(finished, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "expected a report every 4 steps, got 10 fewer, the first of step 4" in out
     result = json.loads((workdir / "result.json").read_text())
-    assert result["test_accuracy_best"] == finished.result["test_accuracy_best"]
+    assert result["test_accuracy_best"] == finished.result.test_accuracy_best
 
 
 def test_checkpoints_without_their_config(finished, tmp_path, capsys):
@@ -391,7 +391,7 @@ def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog):
     assert line.startswith(f"{newest}: expected a whole checkpoint, got ")
     assert line.endswith("; going back to step 30") and "\n" not in line
     helpers.assert_equal_trees(session.trainer.state, finished.trainer.state)
-    assert result["test_loss_last"] == finished.result["test_loss_last"]
+    assert result.test_loss_last == finished.result.test_loss_last
     assert without_times(workdir) == without_times(finished.workdir)
     (aside,) = (workdir / "checkpoints" / "damaged").iterdir()
     assert aside.name.startswith(f"{STEPS}-")

@@ -13,11 +13,11 @@ from lra_jax.training.session import Session
 
 def test_a_run_predicts_raw_expressions(finished, dataset) -> None:
     saved = models.load(finished.workdir)
-    assert saved.about["step"] == finished.result["best_step"]
+    assert saved.about["step"] == finished.result.best_step
     texts = [listops.decode(x["tokens"]) for x in dataset.source("test")]
     found = saved.predict(texts, batch_size=15)
     accuracy = 100 * np.mean(found.labels == dataset.labels("test"))
-    assert accuracy == pytest.approx(finished.result["test_accuracy_best"])
+    assert accuracy == pytest.approx(finished.result.test_accuracy_best)
 
 
 def test_evaluate_writes_predictions_and_a_model(finished, dataset, tmp_path) -> None:

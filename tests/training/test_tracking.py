@@ -114,7 +114,7 @@ def test_a_run_is_one_run_there_through_all_sessions(data_dir, tmp_path, calls):
         result = session.run()
     second = calls()
     assert second[0] == ["init", begun]
-    assert second[-2:] == [["summary", result], ["finish", 0]]
+    assert second[-2:] == [["summary", result.to_dict()], ["finish", 0]]
     sent = [values for name, values in first + second if name == "log"]
     written = []
     for line in read_metrics(workdir):
@@ -127,8 +127,8 @@ def test_a_run_is_one_run_there_through_all_sessions(data_dir, tmp_path, calls):
     wanted = [(x["step"], tag, x[tag]) for x in written for tag in x if tag != "step"]
     assert shown == [(*place, pytest.approx(float(x))) for *place, x in wanted]
     # What has ended begins no run there, with or without the flag.
-    assert train.run(config, quiet=True) == result
-    assert train.run(config.replace(wandb="mine"), quiet=True) == result
+    assert train.run(config, quiet=True) == result.to_dict()
+    assert train.run(config.replace(wandb="mine"), quiet=True) == result.to_dict()
     assert not (workdir / "calls.jsonl").exists()
 
 

@@ -214,7 +214,8 @@ def test_the_speed_leaves_out_reports_and_checks(
 
 def test_result(finished):
     result = json.loads((finished.workdir / "result.json").read_text())
-    assert result == finished.result
+    assert result.pop("seal")
+    assert result == finished.result.to_dict()
     valid = [m for m in read_metrics(finished.workdir) if m["split"] == "valid"]
     assert result["best_by"] == finished.config.train.best_by == "loss"
     best = min(valid, key=lambda m: m["loss"])
@@ -240,7 +241,7 @@ def test_checkpoints_hold_the_latest_and_the_best(finished, dataset, tmp_path):
     folders = finished.workdir / "checkpoints"
     kept = sorted(p.name for p in (folders / "latest").iterdir())
     assert kept == [str(STEPS - 10), str(STEPS)]
-    best_step = finished.result["best_step"]
+    best_step = finished.result.best_step
     assert [p.name for p in (folders / "best").iterdir()] == [str(best_step)]
     again = trainer(finished.config, dataset, finished.workdir)
     assert again.restore() == STEPS
@@ -249,9 +250,7 @@ def test_checkpoints_hold_the_latest_and_the_best(finished, dataset, tmp_path):
     best, _ = again.checkpoints.load_params("best", again.state)
     again.checkpoints.close()
     means = again.evaluate(best, "valid")
-    assert 100 * means["accuracy"] == pytest.approx(
-        finished.result["valid_accuracy_best"]
-    )
+    assert 100 * means["accuracy"] == pytest.approx(finished.result.valid_accuracy_best)
 
 
 @pytest.mark.parametrize("best_by", ["accuracy", "loss"])
@@ -359,8 +358,10 @@ def test_evaluate(finished, split, checkpoint):
         evaluate.EvaluateConfig(str(finished.workdir), split, checkpoint)
     )
     assert result["examples"] == {"test": 45, "valid": 50}[split]
-    assert result["accuracy"] == finished.result[f"{split}_accuracy_{checkpoint}"]
-    step = finished.result["best_step"] if checkpoint == "best" else STEPS
+    assert result["accuracy"] == getattr(
+        finished.result, f"{split}_accuracy_{checkpoint}"
+    )
+    step = finished.result.best_step if checkpoint == "best" else STEPS
     assert result["step"] == step
 
 
@@ -383,7 +384,7 @@ def test_evaluating_makes_no_folders(finished, tmp_path):
         load_run(str(tmp_path))
     assert [*tmp_path.iterdir()] == [config]
     shutil.copytree(finished.workdir / "checkpoints/best", best)
-    assert load_run(str(tmp_path)).step == finished.result["best_step"]
+    assert load_run(str(tmp_path)).step == finished.result.best_step
     assert [*best.parent.iterdir()] == [best]
 
 

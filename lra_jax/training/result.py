@@ -1,0 +1,206 @@
+"""The result of a run: one dataclass, which ``result.json`` holds with a seal."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from lra_jax import seals
+from lra_jax.errors import expected, within
+from lra_jax.files import read_json, write_json
+from lra_jax.training.workdir import identify
+
+FILE = "result.json"
+"""The name of the file in a run directory."""
+
+_LARGEST = 1e18
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """The scores of a finished run, and its cost.
+
+    Accuracies are in percent, losses in nats; "best" is the checkpoint that was best on
+    validation. Fields with a default may be missing in files of earlier versions.
+
+    Attributes:
+      task, attention, mixers, preset, seed: of the config.
+      scores: a task's own scores by name, such as ``bits_per_byte_best``; in the file
+        each is called ``test_NAME``.
+      test_accuracy_by_length: of the best checkpoint, by part of the test split.
+      chance: the accuracy of guessing.
+      test_scaled_accuracy: 0 is chance, 1 all correct.
+      state_size: numbers in the state from which a causal model decodes.
+      best_by: the validation metric that chose the best checkpoint.
+      validation: "test" if the test split itself served as validation split.
+      steps_per_second: the median of the reports; ``steps_per_second_kind`` is "cold"
+        if it includes compilation, else "warm".
+      data_wait: the share of the training time spent waiting for a batch.
+      seconds: of all sessions, evaluations and saves included.
+      device, commit: of a run resumed elsewhere all of them, joined by "; ".
+    """
+
+    task: str = ""
+    attention: str = ""
+    mixers: str = ""
+    preset: str = ""
+    seed: int = 0
+    test_accuracy_best: float
+    test_accuracy_last: float
+    test_loss_best: float | None = None
+    test_loss_last: float | None = None
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    test_examples: int
+    test_accuracy_by_length: Mapping[str, float] = dataclasses.field(
+        default_factory=dict
+    )
+    chance: float | None = None
+    test_scaled_accuracy: float | None = None
+    state_size: int | None = None
+    valid_accuracy_best: float
+    valid_loss_best: float
+    best_step: int
+    best_by: str = "accuracy"
+    validation: str = "holdout"
+    steps: int
+    steps_per_second: float
+    steps_per_second_kind: str = "warm"
+    data_wait: float | None = None
+    seconds: float
+    parameters: int
+    peak_memory_bytes: int
+    peak_memory_kind: str = ""
+    data: str = ""
+    data_fingerprint: str = ""
+    official_data: bool = False
+    device: str | None = None
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    commit: str | None = None
+    command: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses values that tables cannot show, or would show as invalid numbers."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in (int, float):
+                _check_number(field.name, value)
+            elif field.type in (float | None, int | None) and value is not None:
+                _check_finite(field.name, value)
+            elif field.type in (str, bool) and not isinstance(value, field.type):
+                raise expected(field.name, field.type.__name__, repr(value))
+        for name, value in self.scores.items():
+            _check_finite(f"test_{name}", value)
+        for name in ("test_accuracy_by_length", "versions"):
+            if not isinstance(getattr(self, name), dict):
+                raise expected(name, "dict", repr(getattr(self, name)))
+        for name, value in self.test_accuracy_by_length.items():
+            place = f"test_accuracy_by_length: {name}"
+            if not re.fullmatch(r"(\d+/)?\d+", name):
+                raise expected(place, "a length, or length/pairs", repr(name))
+            if not isinstance(value, int | float) or not 0 <= value <= 100:
+                raise expected(place, "percent", repr(value))
+        for name, version in self.versions.items():
+            if not isinstance(version, str):
+                raise expected(f"versions: {name}", "text", repr(version))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contents of the file; what the task does not have is left out."""
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "scores":
+                values |= {f"test_{name}": score for name, score in value.items()}
+            elif value is not None and value != {}:
+                values[field.name] = value
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The result that a file holds.
+
+        Raises:
+          ValueError: a value is missing, or is not of its type or in its range.
+        """
+        settings: dict[str, Any] = {}
+        scores: dict[str, float] = {}
+        for field in dataclasses.fields(cls):
+            required = dataclasses.MISSING is field.default is field.default_factory
+            if field.name in values or required:
+                settings[field.name] = values.get(field.name)
+        for name, value in values.items():
+            if name.startswith("test_") and name not in settings:
+                scores[name.removeprefix("test_")] = value
+        return cls(**settings, scores=scores)
+
+
+def _check_finite(name: str, value: Any) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= _LARGEST:
+        raise expected(name, "a finite number", f"{value!r}"[:60])
+
+
+def _check_number(name: str, value: Any) -> None:
+    _check_finite(name, value)
+    least = 1 if name == "test_examples" else 0
+    if value < least and name not in ("valid_loss_best", "seed"):
+        raise expected(name, f"a number of at least {least}", value)
+    if "accuracy" in name and value > 100:
+        raise expected(name, "percent", value)
+
+
+def write_result(workdir: Path, result: Result) -> None:
+    """Writes the result of a run, sealed together with the run's settings."""
+    values = result.to_dict()
+    write_json(workdir / FILE, values | {"seal": _seal(workdir, values)})
+
+
+def read_result(workdir: Path) -> Result | None:
+    """The result of a run; None if it is not finished.
+
+    Raises:
+      ValueError: it is damaged, or of another run.
+    """
+    path = workdir / FILE
+    if not path.exists():
+        return None
+    values = read_json(path, "the result of a run")
+    if not isinstance(values, dict):
+        raise expected(str(path), "the result of a run", f"{values!r}"[:60])
+    try:
+        result = Result.from_dict(values)
+    except ValueError as error:
+        raise within(str(path), error) from None
+    seal = values.pop("seal", None)
+    if seal is not None and seal != _seal(workdir, values):
+        wanted = "the result of this run, as it was written"
+        raise expected(str(path), wanted, "other values")
+    return result
+
+
+def _seal(workdir: Path, values: dict[str, Any]) -> str:
+    return seals.digest([values, identify(workdir)])
+
+
+def shared_scores(results: Sequence[Result]) -> list[str]:
+    """The task's own scores of the best checkpoint that all results have."""
+    return [
+        name
+        for name in results[0].scores
+        if name.endswith("_best") and all(name in result.scores for result in results)
+    ]
+
+
+def standard_error(accuracy: float, examples: int) -> float:
+    """Half of Wilson's 68 % interval, in percent.
+
+    It is close to ``sqrt(p (1 - p) / n)`` with p = ``accuracy / 100``, and above 0 even
+    if all examples were right, or none (Wilson 1927, "Probable Inference, the Law of
+    Succession, and Statistical Inference", with z = 1).
+
+    Args:
+      accuracy: in percent.
+      examples: how many it was measured on.
+    """
+    p, n = accuracy / 100, examples
+    return 100 * (p * (1 - p) / n + 1 / (4 * n * n)) ** 0.5 / (1 + 1 / n)
