@@ -5,6 +5,7 @@ its own stream, keyed by the seed and the split, so the examples depend neither 
 machine nor on the number of processes, and one split can grow without changing another.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -182,6 +183,63 @@ def generate(
     return MemoryDataset(name, drawn, vocab_size=vocab_size, num_classes=num_classes)
 
 
+def generate_by_length(
+    name: str,
+    draw: Callable[..., Examples],
+    *,
+    shortest: int,
+    seed: int,
+    num_train: int,
+    num_valid: int,
+    num_test: int,
+    min_length: int,
+    max_length: int,
+    test_min: int,
+    test_max: int,
+    parts: str,
+    vocab_size: int,
+    num_classes: int,
+) -> MemoryDataset:
+    """Generates a dataset whose test has other lengths than the training.
+
+    Args:
+      name: name of the dataset.
+      draw: makes examples, `(rng, count, least=, most=) -> Examples`.
+      shortest: the shortest length that `draw` can make.
+      seed: fixes every example.
+      num_train, num_valid, num_test: number of examples; a part has `num_test`.
+      min_length, max_length: lengths of training sequences.
+      test_min, test_max: lengths of validation and test sequences.
+      parts: lengths that are tested separately, as in ``"64,256"``.
+      vocab_size, num_classes: token ids and labels are below these.
+
+    Raises:
+      ValueError: lengths that are not in increasing order, or below `shortest`.
+    """
+    for names, least, most in (
+        (("min_length", "max_length"), min_length, max_length),
+        (("test_min", "test_max"), test_min, test_max),
+    ):
+        if least < shortest:
+            raise expected(f"--data.{names[0]}", f"at least {shortest}", least)
+        if most < least:
+            wanted = f"at least --data.{names[0]}={least}"
+            raise expected(f"--data.{names[1]}", wanted, most)
+
+    def between(least: int, most: int) -> Generator:
+        return functools.partial(draw, least=least, most=most)
+
+    tested = between(test_min, test_max)
+    splits = {
+        "train": (num_train, between(min_length, max_length)),
+        "valid": (num_valid, tested),
+        "test": (num_test, tested),
+    }
+    for length in _parse_lengths("--data.parts", parts, shortest):
+        splits[str(length)] = num_test, between(length, length)
+    return generate(name, seed, splits, vocab_size=vocab_size, num_classes=num_classes)
+
+
 def stream_of(seed: int, split: str) -> np.random.Generator:
     """The random generator of a split."""
     entropy = np.random.SeedSequence((seed, *split.encode()))
@@ -193,15 +251,7 @@ def decode(tokens: np.ndarray) -> str:
     return " ".join(map(str, tokens.tolist()))
 
 
-def check_range(first: str, least: int, second: str, most: int, floor: int) -> None:
-    """Raises ``ValueError`` unless ``floor <= least <= most``, given by two flags."""
-    if least < floor:
-        raise expected(f"--data.{first}", f"at least {floor}", least)
-    if most < least:
-        raise expected(f"--data.{second}", f"at least --data.{first}={least}", most)
-
-
-def parse_lengths(name: str, text: str, floor: int) -> list[int]:
+def _parse_lengths(name: str, text: str, floor: int) -> list[int]:
     """Parses ``"64,256"`` to distinct numbers of at least `floor`; empty for none.
 
     Raises:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lra_jax.data import memory, pipeline
-from lra_jax.data.suites import groups, mad, memorise, mqar, needle, state
+from lra_jax.data.suites import mad, mqar, needle, state
 
 MQAR = {
     "train": "64/4:300,32/8:100",
@@ -210,7 +210,7 @@ def test_memorise():
                 assert key < 31 <= value < 63
             assert list(answers) == list(range(1, 32, 2))
     assert len(set(book.values())) == len(book) == 31
-    assert memorise.make_book(64)[5] == book[5]
+    assert mad.make_book(64)[5] == book[5]
 
 
 def test_compress():
@@ -255,14 +255,14 @@ def test_modular_arithmetic_with_brackets():
 
 @pytest.mark.parametrize("group", ["s5", "a5"])
 def test_groups(group):
-    elements = groups.elements(group).tolist()
+    elements = state.elements(group).tolist()
     for tokens, answers in rows(draw(group), "test"):
         things = list(range(5))
         for place, token in enumerate(tokens):
             things = [elements[token][x] for x in things]
             assert elements[answers[place]] == things
         assert len(answers) == len(tokens)
-    table = groups.products(group)
+    table = state.products(group)
     numbers = np.arange(120 if group == "s5" else 60)
     assert (table[0] == numbers).all() and (table[:, 0] == numbers).all()
     assert (np.sort(table, 0) == numbers[:, None]).all()

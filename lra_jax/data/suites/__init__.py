@@ -1,1 +1,1 @@
-"""Generators of the tests of recall, copying and state tracking: one file per task."""
+"""Generators of the tests of recall, copying and state tracking."""

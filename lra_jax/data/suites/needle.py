@@ -14,6 +14,7 @@ arXiv:2305.16300), with tokens instead of text.
 """
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -24,42 +25,26 @@ _SHORTEST = 3
 
 
 def prepare(
-    *,
-    seed: int,
-    num_train: int,
-    num_valid: int,
-    num_test: int,
-    vocab_size: int,
-    min_length: int,
-    max_length: int,
-    parts: str,
+    *, vocab_size: int, min_length: int, max_length: int, **settings: Any
 ) -> memory.MemoryDataset:
     """Draws the examples; the settings are those of `lra_jax.configs.needle`.
 
     Raises:
-      ValueError: lengths that are not in increasing order, or too short for the needle
-        and the question, or a vocabulary without noise.
+      ValueError: a vocabulary without noise, or see `memory.generate_by_length`.
     """
-    memory.check_range("min_length", min_length, "max_length", max_length, _SHORTEST)
     if vocab_size < 4:
         raise expected("--data.vocab_size", "at least 4", vocab_size)
-    draw = functools.partial(examples, vocab_size=vocab_size)
-    short = functools.partial(draw, least=min_length, most=max_length)
-    long = {
-        str(length): (num_test, functools.partial(draw, least=length, most=length))
-        for length in memory.parse_lengths("--data.parts", parts, _SHORTEST)
-    }
-    return memory.generate(
+    return memory.generate_by_length(
         "needle",
-        seed,
-        {
-            "train": (num_train, short),
-            "valid": (num_valid, short),
-            "test": (num_test, short),
-            **long,
-        },
+        functools.partial(examples, vocab_size=vocab_size),
+        shortest=_SHORTEST,
+        min_length=min_length,
+        max_length=max_length,
+        test_min=min_length,
+        test_max=max_length,
         vocab_size=vocab_size,
         num_classes=vocab_size - 2,
+        **settings,
     )
 
 
