@@ -3,13 +3,11 @@
 import json
 from typing import Any
 
-import helpers
 import pytest
 
 from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports import charts
-from lra_jax.reports.runs import group_runs, read_runs
 from lra_jax.reports.suites import (
     _by_part,
     _heat_map,
@@ -21,30 +19,7 @@ from lra_jax.reports.suites import (
     suite_table,
 )
 from lra_jax.tasks import get_task
-
-NUMBERS = {
-    **{"test_accuracy_last": 50.0, "steps": 600, "best_step": 600, "seconds": 1.0},
-    **{"steps_per_second": 9.0, "parameters": 1234, "test_examples": 500},
-    **{"state_size": 4096, "chance": 50.0},
-    **{"peak_memory_bytes": 1 << 30, "peak_memory_kind": "process peak RSS"},
-    **{"steps_per_second_kind": "warm", "official_data": False, "versions": {}},
-}
-
-
-def write(
-    folder, task, attention, test, valid, examples="ab", preset="quick", **changes
-):
-    """A finished run's directory; ``examples`` is their hash."""
-    config = get_preset(task, preset, attention).replace(**changes)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
-    result = {"test_accuracy_best": test, "valid_accuracy_best": valid, **NUMBERS}
-    result["valid_loss_best"] = 1 - valid / 100
-    result["data_fingerprint"] = examples
-    result["test_accuracy_by_length"] = {"20": test, "128": test - 10}
-    result["command"] = f"python -m lra_jax.train --task={task}"
-    (folder / "result.json").write_text(json.dumps(result))
-    (folder / "metrics.jsonl").write_text(helpers.reports(config, result["steps"]))
+from reports.made_runs import change, groups_in, make_suite_run
 
 
 @pytest.fixture
@@ -52,22 +27,22 @@ def folder(tmp_path):
     runs = tmp_path / "runs"
     reflect = {"model": {"attention_options": "beta_range=2"}}
     fast = {"train": {"learning_rate": 0.05}}
-    write(runs / "a", "parity", "delta", 51.0, 53.0)
-    write(runs / "b", "parity", "delta", 60.0, 52.0, **fast)
-    write(runs / "c", "parity", "delta", 100.0, 100.0, **reflect)
-    write(runs / "d", "modular", "delta", 36.0, 30.0)
+    make_suite_run(runs / "a", "parity", "delta", 51.0, 53.0)
+    make_suite_run(runs / "b", "parity", "delta", 60.0, 52.0, **fast)
+    make_suite_run(runs / "c", "parity", "delta", 100.0, 100.0, **reflect)
+    make_suite_run(runs / "d", "modular", "delta", 36.0, 30.0)
     bare = {"model": {"short_conv": 0}}
-    write(runs / "e", "parity", "linear", 50.0, 50.0, **bare)
+    make_suite_run(runs / "e", "parity", "linear", 50.0, 50.0, **bare)
     return runs
 
 
-def found(folder, *tasks):
+def suite_tests(folder, *tasks):
     """The tests of these tasks among the runs of a folder."""
-    return find_tests(list(map(get_task, tasks)), group_runs(read_runs(folder)[0]))
+    return find_tests(list(map(get_task, tasks)), groups_in(folder))
 
 
 def test_the_setting_of_best_validation_counts(folder):
-    best = best_groups(found(folder, "parity", "modular"))
+    best = best_groups(suite_tests(folder, "parity", "modular"))
     assert set(best) == {"delta", "delta beta_range=2", "linear short_conv=0"}
     assert next(iter(best)) == "delta beta_range=2"  # By the mean.
     parity = best["delta"]["parity"]
@@ -80,10 +55,10 @@ def test_the_setting_of_best_validation_counts(folder):
 def test_other_models_and_trainings_have_rows_of_their_own(tmp_path):
     deep = {"model": {"num_layers": 4}}
     taught = {"pretrain": {"steps": 2}, "train": {"steps": 400}}
-    write(tmp_path / "a", "parity", "linear", 50.0, 50.0)
-    write(tmp_path / "b", "parity", "linear", 60.0, 99.0, **deep)
-    write(tmp_path / "c", "parity", "linear", 70.0, 98.0, **taught)
-    assert set(best_groups(found(tmp_path, "parity"))) == {
+    make_suite_run(tmp_path / "a", "parity", "linear", 50.0, 50.0)
+    make_suite_run(tmp_path / "b", "parity", "linear", 60.0, 99.0, **deep)
+    make_suite_run(tmp_path / "c", "parity", "linear", 70.0, 98.0, **taught)
+    assert set(best_groups(suite_tests(tmp_path, "parity"))) == {
         "linear",
         "linear num_layers=4",
         "linear steps=400 pretrain.steps=2",
@@ -93,13 +68,15 @@ def test_other_models_and_trainings_have_rows_of_their_own(tmp_path):
 def test_a_checkpoint_to_start_from_is_named_where_there_are_others(tmp_path):
     for number, name in enumerate(("linear", "softmax")):
         start = {"data": {"checkpoint": f"runs/mlm-{name}"}}
-        write(tmp_path / name / "a", "mlm", name, 50.0, 50.0, "m", "tiny")
-        write(tmp_path / name / "b", "finetune", name, 90.0, 98.0, "f", "tiny", **start)
-        best = best_groups(found(tmp_path, "mlm", "finetune"))
+        make_suite_run(tmp_path / name / "a", "mlm", name, 50.0, 50.0, "m", "tiny")
+        make_suite_run(
+            tmp_path / name / "b", "finetune", name, 90.0, 98.0, "f", "tiny", **start
+        )
+        best = best_groups(suite_tests(tmp_path, "mlm", "finetune"))
         assert len(best) == number + 1
         assert all(set(row) == {"mlm", "finetune"} for row in best.values())
-    write(tmp_path / "scratch", "finetune", "linear", 60.0, 99.0, "f", "tiny")
-    assert set(best_groups(found(tmp_path, "finetune"))) == {
+    make_suite_run(tmp_path / "scratch", "finetune", "linear", 60.0, 99.0, "f", "tiny")
+    assert set(best_groups(suite_tests(tmp_path, "finetune"))) == {
         "linear encoder, checkpoint=None",
         "linear encoder, checkpoint=runs/mlm-linear",
         "softmax encoder",
@@ -109,24 +86,27 @@ def test_a_checkpoint_to_start_from_is_named_where_there_are_others(tmp_path):
 def test_settings_that_change_no_training_do_not_separate_rows(tmp_path):
     quiet = {"train": {"log_every": 21, "learning_rate": 2e-3}}
     here, there = ({"data": {"path": path}} for path in ("/a.txt", "/b.txt"))
-    write(tmp_path / "a", "lm", "linear", 60.0, 60.0, preset="tiny", **here)
-    write(tmp_path / "b", "lm", "linear", 70.0, 70.0, preset="tiny", **there, **quiet)
-    (row,) = best_groups(found(tmp_path, "lm")).values()
+    make_suite_run(tmp_path / "a", "lm", "linear", 60.0, 60.0, preset="tiny", **here)
+    make_suite_run(
+        tmp_path / "b", "lm", "linear", 70.0, 70.0, preset="tiny", **there, **quiet
+    )
+    (row,) = best_groups(suite_tests(tmp_path, "lm")).values()
     assert score(row["lm"]) == 70.0
 
 
 def test_a_preset_that_is_gone(tmp_path):
-    write(tmp_path / "a", "parity", "linear", 60.0, 60.0)
-    config = json.loads((tmp_path / "a" / "config.json").read_text())
-    (tmp_path / "a" / "config.json").write_text(json.dumps(config | {"preset": "old"}))
-    assert set(best_groups(found(tmp_path, "parity"))) == {"linear"}
+    make_suite_run(tmp_path / "a", "parity", "linear", 60.0, 60.0)
+    change(tmp_path / "a" / "config.json", preset="old")
+    assert set(best_groups(suite_tests(tmp_path, "parity"))) == {"linear"}
 
 
 def test_all_that_a_protocol_tunes_is_said(tmp_path):
     decay = {"train": {"weight_decay": 0.1, "learning_rate": 1e-3}}
-    write(tmp_path / "a", "mad-recall", "gla", 60.0, 60.0, preset="official")
-    write(tmp_path / "b", "mad-recall", "gla", 70.0, 70.0, preset="official", **decay)
-    tests = found(tmp_path, "mad-recall")
+    make_suite_run(tmp_path / "a", "mad-recall", "gla", 60.0, 60.0, preset="official")
+    make_suite_run(
+        tmp_path / "b", "mad-recall", "gla", 70.0, 70.0, preset="official", **decay
+    )
+    tests = suite_tests(tmp_path, "mad-recall")
     rows = suite_table(best_groups(tests), tests).rows
     words = "rates 0.001; weight decays 0.1; seeds: 1"
     assert (rows[0][0], rows[0][-1]) == ("gla", words)
@@ -134,11 +114,10 @@ def test_all_that_a_protocol_tunes_is_said(tmp_path):
 
 def test_lengths_that_all_seeds_were_tested_on(tmp_path):
     for seed, accuracy in enumerate((90.0, 70.0)):
-        write(tmp_path / f"{seed}", "needle", "gla", accuracy, 50.0, seed=seed)
-    result = json.loads((tmp_path / "0" / "result.json").read_text())
-    result["test_accuracy_by_length"]["40"] = 1.0
-    (tmp_path / "0" / "result.json").write_text(json.dumps(result))
-    (needle,) = found(tmp_path, "needle")
+        make_suite_run(tmp_path / f"{seed}", "needle", "gla", accuracy, 50.0, seed=seed)
+    parts = {"20": 90.0, "40": 1.0, "128": 80.0}
+    change(tmp_path / "0" / "result.json", test_accuracy_by_length=parts)
+    (needle,) = suite_tests(tmp_path, "needle")
     (line,) = _lines(needle, best_groups([needle]))
     assert list(line.x) == [20, 128]
     assert score(needle.groups[0]) == pytest.approx(75)
@@ -146,8 +125,10 @@ def test_lengths_that_all_seeds_were_tested_on(tmp_path):
 
 def test_lengths_are_a_mean_over_seeds(tmp_path):
     for seed, accuracy in enumerate((90.0, 70.0)):
-        write(tmp_path / f"{seed}", "parity", "delta", accuracy, 50.0, seed=seed)
-    (parity,) = found(tmp_path, "parity")
+        make_suite_run(
+            tmp_path / f"{seed}", "parity", "delta", accuracy, 50.0, seed=seed
+        )
+    (parity,) = suite_tests(tmp_path, "parity")
     (line,) = _lines(parity, best_groups([parity]))
     assert list(line.x) == [20, 128]
     assert list(line.y) == pytest.approx([60, 40])  # Of 80 and 70 %, above chance.
@@ -156,21 +137,20 @@ def test_lengths_are_a_mean_over_seeds(tmp_path):
 def test_the_needle_is_scored_over_its_lengths(tmp_path):
     """Its test split is no longer than its training sequences."""
     for seed, accuracy in enumerate((100.0, 80.0)):
-        write(tmp_path / f"{seed}", "needle", "gla", accuracy, 50.0, seed=seed)
-    (needle,) = found(tmp_path, "needle")
+        make_suite_run(tmp_path / f"{seed}", "needle", "gla", accuracy, 50.0, seed=seed)
+    (needle,) = suite_tests(tmp_path, "needle")
     (group,) = best_groups([needle])["gla"].values()
     assert score(group) == pytest.approx(85.0)
 
 
 def test_the_axes_of_lengths_say_what_they_are(tmp_path):
     """Scaled accuracies may be negative, and the parts of mqar are numbers of pairs."""
-    write(tmp_path / "a", "parity", "delta", 40.0, 50.0)
-    write(tmp_path / "b", "mqar", "delta", 90.0, 90.0)
-    result = json.loads((tmp_path / "b" / "result.json").read_text())
-    result["test_accuracy_by_length"] = {"64/4": 95.0, "64/8": 85.0}
-    (tmp_path / "b" / "result.json").write_text(json.dumps(result))
+    make_suite_run(tmp_path / "a", "parity", "delta", 40.0, 50.0)
+    make_suite_run(tmp_path / "b", "mqar", "delta", 90.0, 90.0)
+    parts = {"64/4": 95.0, "64/8": 85.0}
+    change(tmp_path / "b" / "result.json", test_accuracy_by_length=parts)
     labels = {}
-    for test in found(tmp_path, "parity", "mqar"):
+    for test in suite_tests(tmp_path, "parity", "mqar"):
         (axis,) = _by_part(_lines(test, best_groups([test])), test).axes
         labels[test.name] = axis.get_xlabel(), axis.get_ylabel()
     assert labels == {
@@ -187,14 +167,14 @@ def test_other_examples_are_another_test(tmp_path):
     """An easier test does not stand for a harder one, nor one text for another."""
     runs = tmp_path / "runs"
     hard = {"data": {"train": "32/8:99", "test": "32/8:400"}}
-    write(runs / "a", "mqar", "softmax", 99.0, 99.0)
-    write(runs / "b", "mqar", "softmax", 90.0, 90.0, "cd", **hard)
-    write(runs / "c", "mqar", "linear", 20.0, 20.0, "cd", **hard)
+    make_suite_run(runs / "a", "mqar", "softmax", 99.0, 99.0)
+    make_suite_run(runs / "b", "mqar", "softmax", 90.0, 90.0, "cd", **hard)
+    make_suite_run(runs / "c", "mqar", "linear", 20.0, 20.0, "cd", **hard)
     # The same examples in other batches, and other examples of the same settings.
     buckets = {"data": {"buckets": "none"}}
     for name, own, changes in (("d", "ef", {}), ("e", "ef", buckets), ("f", "gh", {})):
-        write(runs / name, "parity", "delta", 60.0, 50.0, own, **changes)
-    tests = found(runs, "mqar", "parity")
+        make_suite_run(runs / name, "parity", "delta", 60.0, 50.0, own, **changes)
+    tests = suite_tests(runs, "mqar", "parity")
     easy: Any = get_preset("mqar").data
     assert {test.name: test.words for test in tests} == {
         "mqar 1": "data.train=32/8:99, data.test=32/8:400",
@@ -218,9 +198,9 @@ def test_other_examples_are_another_test(tmp_path):
 
 def test_published_rows_are_for_the_published_examples(tmp_path):
     short = {"data": {"length": 64}}
-    write(tmp_path / "a", "mad-recall", "delta", 90.0, 90.0)
-    write(tmp_path / "b", "mad-recall", "delta", 95.0, 95.0, "cd", **short)
-    tests = found(tmp_path, "mad-recall")
+    make_suite_run(tmp_path / "a", "mad-recall", "delta", 90.0, 90.0)
+    make_suite_run(tmp_path / "b", "mad-recall", "delta", 95.0, 95.0, "cd", **short)
+    tests = suite_tests(tmp_path, "mad-recall")
     table = suite_table(best_groups(tests), tests)
     own = {row[0]: row[1:3] for row in table.rows}
     assert [test.words for test in tests] == ["data.length=128", "data.length=64"]
@@ -254,8 +234,8 @@ def test_the_page_of_a_suite(folder, tmp_path):
 def test_a_model_with_many_changed_settings_has_a_picture(tmp_path):
     """Its long name leaves room for the cells; matplotlib would warn otherwise."""
     changed = {"num_layers": 1, "embed_dim": 16, "qkv_dim": 16, "mlp_dim": 48}
-    write(tmp_path / "a", "parity", "gla", 51.0, 53.0, model=changed)
-    (test,) = found(tmp_path, "parity")
+    make_suite_run(tmp_path / "a", "parity", "gla", 51.0, 53.0, model=changed)
+    (test,) = suite_tests(tmp_path, "parity")
     (name,) = best_groups([test])
     assert len(name) > 40
     with charts.style():
@@ -265,15 +245,10 @@ def test_a_model_with_many_changed_settings_has_a_picture(tmp_path):
 def write_language_run(folder, rate, loss, accuracy):
     """A run of ``lm``, whose checkpoints are chosen by the loss."""
     fast = {"train": {"learning_rate": rate}}
-    write(folder, "lm", "delta", accuracy, accuracy, preset="tiny", **fast)
-    result = json.loads((folder / "result.json").read_text())
-    result |= {
-        "test_bits_per_byte_best": 2 * loss,
-        "test_loss_best": loss,
-        "valid_loss_best": loss,
-    }
-    del result["test_accuracy_by_length"]
-    (folder / "result.json").write_text(json.dumps(result))
+    make_suite_run(folder, "lm", "delta", accuracy, accuracy, preset="tiny", **fast)
+    losses = {"test_loss_best": loss, "valid_loss_best": loss}
+    scores = {"test_bits_per_byte_best": 2 * loss, "test_accuracy_by_length": {}}
+    change(folder / "result.json", **losses, **scores)
 
 
 def test_language_models_are_compared_by_their_loss(tmp_path):
@@ -281,7 +256,7 @@ def test_language_models_are_compared_by_their_loss(tmp_path):
     runs = tmp_path / "runs"
     write_language_run(runs / "a", 0.001, loss=1.5, accuracy=40.0)
     write_language_run(runs / "b", 0.002, loss=1.25, accuracy=39.0)
-    (lm,) = found(runs, "lm")
+    (lm,) = suite_tests(runs, "lm")
     assert best_groups([lm])["delta"]["lm"].config.train.learning_rate == 0.002
     report.write_report(runs, tmp_path / "out", ["md"])
     page = (tmp_path / "out" / "report.md").read_text()

@@ -1,0 +1,150 @@
+"""Reading run directories, and grouping those that differ only in their seed."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lra_jax import report
+from lra_jax.reports.runs import group_runs, read_runs, repeated, unfinished
+from reports.made_runs import change, compact, groups_in, make_run
+
+LENGTHS = "test_accuracy_by_length"
+
+
+def test_groups_have_mean_and_deviation_over_seeds(runs: Path) -> None:
+    found, problems = read_runs(runs)
+    best, other = group_runs(found)
+    assert not problems and len(found) == 5
+    assert [len(group.runs) for group in (best, other)] == [3, 1]
+    assert best.mean("test_accuracy_best") == 38
+    assert best.deviation("test_accuracy_best") == pytest.approx(2.0)  # Sample sd.
+    assert other.deviation("test_accuracy_best") is None
+    assert unfinished(found) == [f"{runs / 'c'}: 2,000 of 5,000 steps"]
+
+
+def test_other_settings_or_data_are_other_groups(runs: Path) -> None:
+    make_run(runs / "d", 50.0, compact(train={"batch_size": 16}))
+    make_run(runs / "e", 51.0, data_fingerprint="cd")
+    assert sorted(len(group.runs) for group in groups_in(runs)) == [1, 1, 1, 3]
+
+
+def test_several_folders_count_each_run_once(tmp_path: Path) -> None:
+    for seed, name in enumerate("abc"):
+        make_run(tmp_path / name / "run", 10.0 * seed, compact(seed=seed))
+    two = [tmp_path / "b", tmp_path / "a"]
+    assert [run.folder.parent for run in read_runs(*two)[0]] == two
+    everything = [*two, tmp_path, tmp_path / "b" / ".." / "c"]
+    assert len(read_runs(*everything)[0]) == 3
+    report.write_report(list(map(str, two)), str(tmp_path / "out"), ["json"])
+    (row,) = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (row["seeds"], row["test_accuracy"]) == (2, 5)
+
+
+def test_linked_run_directories_are_read(runs: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "elsewhere").symlink_to(runs)
+    (linked / "once").symlink_to(runs / "a1")
+    (linked / "round").symlink_to(linked)
+    assert len(read_runs(linked)[0]) == len(read_runs(runs)[0])
+
+
+def test_the_same_settings_and_seed_again_are_left_out(runs: Path) -> None:
+    make_run(runs / "z", 99.0, compact("flow"))
+    line = f"{runs / 'z'}: the same settings and seed as {runs / 'deep' / 'b'}"
+    assert repeated(read_runs(runs)[0]) == [line]
+
+
+def text(file: str, content: str | bytes) -> Callable[[Path], object]:
+    """Replaces a file's content."""
+    content = content if isinstance(content, bytes) else content.encode()
+    return lambda folder: (folder / file).write_bytes(content)
+
+
+def config(**values: object) -> Callable[[Path], object]:
+    """Changes values of the settings."""
+    return lambda folder: change(folder / "config.json", **values)
+
+
+def result(name: str, value: object) -> Callable[[Path], object]:
+    """Changes a value of the result."""
+    return lambda folder: change(folder / "result.json", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "part"),
+    [
+        (text("result.json", "{"), "result.json: expected"),
+        (text("result.json", "[]"), "result.json: expected"),
+        (text("result.json", "{}"), "a finite number, got None"),
+        (text("config.json", "nul"), "config.json: expected JSON"),
+        (text("config.json", "{}"), "config: expected the fields"),
+        (text("config.json", "[" * 100_000), "a1: "),
+        (text("config.json", b"\xff"), "a1: "),
+        (
+            text("metrics.jsonl", "{a}\n"),
+            "a1: metrics.jsonl, line 1: expected metrics",
+        ),
+        (config(task="../x"), "got '../x'"),
+        (config(task=["listops"]), "a1: "),
+        (config(model="deep", train=3), "a1: "),
+        (
+            config(pretrain={"steps": 1, "target": "notes"}),
+            "pretrain.target='tokens', the only value in this version, got 'notes'",
+        ),
+        (
+            result("steps_per_second", math.nan),
+            "result.json: steps_per_second: expected a finite number, got nan",
+        ),
+        (result("seal", "0" * 64), "result.json: expected"),
+        *(
+            (result(name, value), f"result.json: {name}")
+            for name, value in (
+                *(("test_examples", 0), ("test_examples", -3), ("steps", 10**400)),
+                *(("versions", "x"), ("versions", [1]), ("versions", {"jax": 1.0})),
+                *(("peak_memory_bytes", "x"), ("peak_memory_bytes", math.nan)),
+                *(("data_fingerprint", [1]), ("official_data", "yes")),
+                *(("test_accuracy_best", 150), ("test_accuracy_last", True)),
+                *(("test_accuracy_best", -5), ("parameters", math.inf)),
+                ("steps_per_second_kind", ["cold"]),
+                *(("valid_accuracy_best", "99"), ("valid_accuracy_best", 101.0)),
+                *((LENGTHS, [1]), (LENGTHS, {"20": "x"}), (LENGTHS, {"20": 101})),
+                *((LENGTHS, {"a": 1.0}), ("state_size", "x"), ("chance", {})),
+                ("test_perplexity_best", [1]),
+                ("test_bits_per_byte_best", math.inf),
+            )
+        ),
+    ],
+)
+def test_a_damaged_run_is_named_and_the_others_are_shown(
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], object],
+    part: str,
+) -> None:
+    spoil(runs / "a1")
+    report.main([str(runs), f"--out={tmp_path / 'report'}", "--format=md"])
+    out, err = capsys.readouterr()
+    assert "3 runs in" in out
+    assert len(err.splitlines()) == 1 and err.startswith("warning: ")
+    assert str(runs / "a1") in err and part in err
+    assert part in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_a_damaged_run_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if it is the only one in a folder that was named."""
+    for name in ("a", "b", "c"):
+        make_run(tmp_path / name)
+    (tmp_path / "b" / "result.json").write_text("{}")
+    (tmp_path / "c" / "metrics.jsonl").write_text("[]\n")
+    report.main([*(str(tmp_path / x) for x in "abc"), f"--out={tmp_path / 'report'}"])
+    out, err = capsys.readouterr()
+    assert out.startswith("1 run in ")
+    assert "b: result.json: test_accuracy_best: expected a finite number" in err
+    assert "line 1: expected metrics with a step, a split and numbers, got '[]'" in err
