@@ -78,42 +78,30 @@ class MultiHeadAttention(nnx.Module):
         self.mechanism = config.mechanism
         self.num_heads, self.head_dim, self.value_dim = config.widths
         self.num_kv_heads = config.num_kv_heads or self.num_heads
-        in_features, dtype = config.in_features, config.dtype
-        out_features = config.out_features or in_features
+        width, columns = config.in_features, self._columns()
         value_width = self.num_heads * self.value_dim
-        columns = self._columns()
-        dense = {"use_bias": config.use_bias, "dtype": dtype, "rngs": rngs}
-        dense["kernel_init"] = nnx.initializers.xavier_uniform()
+        dense: dict[str, Any] = {"use_bias": config.use_bias, "dtype": config.dtype}
+        dense |= {"kernel_init": nnx.initializers.xavier_uniform(), "rngs": rngs}
 
-        def project(name: str, *sizes: int) -> Dense | None:
-            return Dense(*sizes, **dense) if name in self.projections else None
+        def project(used: bool, *sizes: int) -> Any:
+            return Dense(*sizes, **dense) if used else None
 
-        self.query = project("query", in_features, columns["query"])
-        self.key = project("key", in_features, columns["key"])
-        self.value = project("value", in_features, columns["value"])
-        self.out = project("out", value_width, out_features)
-        widths = {"head": self.head_dim, "value": self.value_dim}
-        sizes = (in_features, self.num_heads, widths)
+        self.query = project("query" in self.projections, width, columns["query"])
+        self.key = project("key" in self.projections, width, columns["key"])
+        self.value = project("value" in self.projections, width, columns["value"])
+        out_features = config.out_features or width
+        self.out = project("out" in self.projections, value_width, out_features)
         self.convs = nnx.Dict(self._convolutions(rngs))
         adds = config.adds_gate
-        norm = HeadNorm(self.num_heads, self.value_dim) if adds else None
-        self.out_norm: Any = norm
-        self.out_gate: Any = Dense(in_features, value_width, **dense) if adds else None
-        self.gates = nnx.Dict(
-            {
-                gate.name: GateLayer(gate, *sizes, dtype=dtype, rngs=rngs)
-                for gate in config.gates
-            }
-        )
+        # One assignment each: an attribute first set to None cannot become a layer.
+        self.out_norm = HeadNorm(self.num_heads, self.value_dim) if adds else None
+        self.out_gate = project(adds, width, value_width)
+        self.gates = nnx.Dict(self._gates(rngs))
         takes = config.carries_memory and config.layer > 0
         gives = config.carries_memory and config.layer < config.num_layers - 1
-        self.memory_in: Any = (
-            Dense(in_features, columns["query"], **dense) if takes else None
-        )
-        self.memory_out: Any = (
-            Dense(value_width, in_features, **dense) if gives else None
-        )
-        self.memory_norm: Any = LayerNorm(in_features, dtype=dtype) if gives else None
+        self.memory_in = project(takes, width, columns["query"])
+        self.memory_out = project(gives, value_width, width)
+        self.memory_norm: Any = LayerNorm(width, dtype=config.dtype) if gives else None
         self.parameters = nnx.Dict(self._parameters(rngs))
         self.module: Any = config.make_module(rngs)
 
@@ -182,47 +170,20 @@ class MultiHeadAttention(nnx.Module):
           The output, and the memory to pass on: ``memory`` itself if the layer produces
           none.
         """
-        rows = self._documents(inputs, context, segment_ids)
+        rows = self._check_rows(inputs, context, segment_ids)
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
-        elif self.mechanism.cross is False:
-            reason = f"{self.mechanism.name!r} has no cross form"
-            raise expected("context", f"None, because {reason}", "an array")
-        elif self.config.local_values or self.config.rotary:
-            raise expected("context", "None with local_values or rotary", "an array")
-        self._check_shapes(inputs, context, memory)
-        batch, length = inputs.shape[:2]
-        mask, query_mask = _without_pairs(mask), _without_pairs(query_mask)
-        mask = checked("mask", mask, "B S", {1, batch}, context.shape[1])
-        query_mask = checked("query_mask", query_mask, "B T", {1, batch}, length)
+        mask = self._check_mask("mask", "B S", mask, context)
+        query_mask = self._check_mask("query_mask", "B T", query_mask, inputs)
         mask, query_mask = packed.shown(mask, rows), packed.shown(query_mask, rows)
-        label = None if rows is None else rows.label
-        value = self._heads("value", context, self.value_dim, mask, label)
-        query = self._queries("query", inputs, query_mask, label)
-        key = self._queries("key", context, mask, label)
-        if self.config.rotary:
-            # From each document's start: not every mechanism sees only differences.
-            places = None if rows is None else rows.position
-            query, key = rotated(query, places), rotated(key, places)
-        if mask is not None and not self.config.accepts("mask"):
-            name = self.mechanism.name
-            words = f"attention {name!r} takes no mask, and attends to padding"
-            warnings.warn(words, stacklevel=2)
-        masks = {
-            "mask": None if mask is None else mask[:, None, None, :],
-            "query_mask": query_mask,
-        }
-        arrays: dict[str, Any] = {
-            name: array for name, array in masks.items() if self.config.accepts(name)
-        }
+        query, key, value = self._project(inputs, context, query_mask, mask, rows)
+        arrays = self._masks(mask, query_mask)
         if segment_ids is not None:
             arrays["segment_ids"] = segment_ids
         arrays |= self._own_arrays(inputs, context, parameters)
-        if self.memory_in is not None and memory is not None:
-            added = self.memory_in(memory).astype(arrays["memory"].dtype)
-            added = added.reshape(*added.shape[:-1], self.num_heads, self.head_dim)
-            arrays["memory"] = arrays["memory"] + added
+        if memory is not None:
+            arrays = self._add_memory(arrays, memory, inputs)
         sow(self, queries=query, keys=key, values=value, keywords=arrays)
         keywords = arrays | self.config.keywords
         out = self._called(query, key, value, keywords)
@@ -232,7 +193,52 @@ class MultiHeadAttention(nnx.Module):
             # Under jit, the steps that both calls share are computed once.
             _, summary = with_memory(query, key, value, **keywords)
             memory = self._carried(memory, summary)
-        return self.finished(out, value, inputs), memory
+        return self.finish(out, value, inputs), memory
+
+    def _project(
+        self,
+        inputs: jax.Array,
+        context: jax.Array,
+        query_mask: jax.Array | None,
+        mask: jax.Array | None,
+        rows: packed.Packed | None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries of the inputs, keys and values of the context, rotated."""
+        label = None if rows is None else rows.label
+        value = self._heads("value", context, self.value_dim, mask, label)
+        query = self._queries("query", inputs, query_mask, label)
+        key = self._queries("key", context, mask, label)
+        if self.config.rotary:
+            # From each document's start: not every mechanism sees only differences.
+            places = None if rows is None else rows.position
+            query, key = rotated(query, places), rotated(key, places)
+        return query, key, value
+
+    def _masks(
+        self, mask: jax.Array | None, query_mask: jax.Array | None
+    ) -> dict[str, Any]:
+        """Those that the mechanism takes, in its form."""
+        if mask is not None and not self.config.accepts("mask"):
+            name = self.mechanism.name
+            words = f"attention {name!r} takes no mask, and attends to padding"
+            warnings.warn(words, stacklevel=4)
+        masks = {
+            "mask": None if mask is None else mask[:, None, None, :],
+            "query_mask": query_mask,
+        }
+        return {name: x for name, x in masks.items() if self.config.accepts(name)}
+
+    def _add_memory(
+        self, arrays: dict[str, Any], memory: jax.Array, inputs: jax.Array
+    ) -> dict[str, Any]:
+        """The mechanism's arrays, its memory with the previous layer's added."""
+        sizes = inputs.shape[0], None, self.config.in_features
+        check_shape("memory", memory, "B L D", *sizes)
+        if self.memory_in is None:
+            return arrays
+        added = self.memory_in(memory).astype(arrays["memory"].dtype)
+        added = added.reshape(*added.shape[:-1], self.num_heads, self.head_dim)
+        return arrays | {"memory": arrays["memory"] + added}
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -289,7 +295,7 @@ class MultiHeadAttention(nnx.Module):
         """Reads one position of each sample, `[B, in_features]`."""
         return stream.step(self, state, inputs)
 
-    def projected(
+    def project(
         self, inputs: jax.Array, mask: jax.Array, skip: int
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
         """Queries, keys and values of inputs `[B, S + T, D]`, and all other keywords.
@@ -306,9 +312,7 @@ class MultiHeadAttention(nnx.Module):
         arrays = self._own_arrays(inputs, inputs, None)
         return query, key, value, arrays | self.config.keywords
 
-    def finished(
-        self, out: jax.Array, value: jax.Array, inputs: jax.Array
-    ) -> jax.Array:
+    def finish(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> jax.Array:
         """`[B, T, out_features]` from the mechanism's output, the values and inputs."""
         if self.config.local_values:
             out = out + match_heads(value, self.num_heads)
@@ -353,33 +357,24 @@ class MultiHeadAttention(nnx.Module):
             if isinstance(p, nnx.Variable)  # `nnx.capture` adds a tuple to them.
         }
 
-    def _check_shapes(
-        self,
-        inputs: jax.Array,
-        context: jax.Array,
-        memory: jax.Array | None,
-    ) -> None:
-        width = self.config.in_features
-        check_shape("inputs", inputs, "B T D", None, None, width)
-        batch = inputs.shape[0]
-        check_shape("context", context, "B S D", batch, None, width)
-        if memory is not None:
-            check_shape("memory", memory, "B L D", batch, None, width)
-
-    def _check_output(self, out: Any, *shape: int) -> None:
-        """Mainly for a user's function: `[B, 1, N, Hv]` would broadcast."""
-        name = f"output of attention {self.mechanism.name!r}"
-        if not hasattr(out, "shape"):
-            wanted = layout("B T N Hv", *shape)
-            raise expected(name, wanted, a_thing(out))
-        check_shape(name, out, "B T N Hv", *shape)
-
-    def _documents(
+    def _check_rows(
         self,
         inputs: jax.Array,
         context: jax.Array | None,
         segment_ids: jax.Array | None,
     ) -> packed.Packed | None:
+        """The documents of packed rows; shapes, and parts that do not go together."""
+        width = self.config.in_features
+        check_shape("inputs", inputs, "B T D", None, None, width)
+        if context is not None:
+            check_shape("context", context, "B S D", inputs.shape[0], None, width)
+            reason = ""
+            if self.mechanism.cross is False:
+                reason = f", because {self.mechanism.name!r} has no cross form"
+            elif self.config.local_values or self.config.rotary:
+                reason = " with local_values or rotary"
+            if reason:
+                raise expected("context", f"None{reason}", "an array")
         if segment_ids is None:
             return None
         problem = None
@@ -394,6 +389,23 @@ class MultiHeadAttention(nnx.Module):
         if problem is not None:
             raise expected("segment_ids", f"None {problem}", "an array")
         return packed.packed(segment_ids, inputs, inputs)
+
+    def _check_mask(
+        self, name: str, axes: str, mask: Any, rows: jax.Array
+    ) -> jax.Array | None:
+        """A mask as boolean `[1 or B, S]`."""
+        batch, length, _ = rows.shape
+        if np.ndim(mask) == 4 and mask.shape[1:3] == (1, 1):
+            mask = mask.reshape(mask.shape[0], mask.shape[3])
+        return checked(name, mask, axes, {1, batch}, length)
+
+    def _check_output(self, out: Any, *shape: int) -> None:
+        """Mainly for a user's function: `[B, 1, N, Hv]` would broadcast."""
+        name = f"output of attention {self.mechanism.name!r}"
+        if not hasattr(out, "shape"):
+            wanted = layout("B T N Hv", *shape)
+            raise expected(name, wanted, a_thing(out))
+        check_shape(name, out, "B T N Hv", *shape)
 
     def _carried(self, memory: jax.Array | None, summary: jax.Array) -> jax.Array:
         """``norm(memory + W_o summary)``; without a memory, ``norm(W_o summary)``."""
@@ -445,6 +457,15 @@ class MultiHeadAttention(nnx.Module):
             if name in self.projections
         }
 
+    def _gates(self, rngs: nnx.Rngs) -> dict[str, GateLayer]:
+        widths = {"head": self.head_dim, "value": self.value_dim}
+        sizes = self.config.in_features, self.num_heads, widths
+        dtype = self.config.dtype
+        return {
+            gate.name: GateLayer(gate, *sizes, dtype=dtype, rngs=rngs)
+            for gate in self.config.gates
+        }
+
     def _parameters(self, rngs: nnx.Rngs) -> dict[str, nnx.Variable]:
         """The mechanism's own arrays."""
         make = self.mechanism.make_parameters
@@ -458,10 +479,3 @@ class MultiHeadAttention(nnx.Module):
             name: Buffer(array) if name in buffers else nnx.Param(array)
             for name, array in arrays.items()
         }
-
-
-def _without_pairs(mask: Any) -> Any:
-    """A mask `[B, 1, 1, S]` as `[B, S]`; others remain."""
-    if np.ndim(mask) == 4 and mask.shape[1:3] == (1, 1):
-        return mask.reshape(mask.shape[0], mask.shape[3])
-    return mask

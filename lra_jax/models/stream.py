@@ -45,10 +45,10 @@ class Layer(Protocol):
     config: AttentionConfig
     mechanism: Mechanism
 
-    def projected(self, inputs: jax.Array, mask: jax.Array, skip: int) -> Any:
+    def project(self, inputs: jax.Array, mask: jax.Array, skip: int) -> Any:
         """Queries, keys, values and all other keywords."""
 
-    def finished(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> Any:
+    def finish(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> Any:
         """The layer's output, from the mechanism's."""
 
 
@@ -117,7 +117,7 @@ def prefill(
         seen = jnp.concatenate([seen, real], 1)
     else:
         seen = real
-    query, key, value, keywords = layer.projected(inputs, seen, skip=before)
+    query, key, value, keywords = layer.project(inputs, seen, skip=before)
     ends = next_position(mask, batch, length)
     if layer.config.rotary:
         longest = layer.config.max_length
@@ -141,7 +141,7 @@ def prefill(
         kept = rows_at(inputs, rows)
         present = jnp.take_along_axis(seen, rows, 1)
     position = (position + ends).astype(jnp.int32)
-    out = layer.finished(out, value, inputs[:, before:])
+    out = layer.finish(out, value, inputs[:, before:])
     return out, LayerState(after, kept, present, position)
 
 
