@@ -10,7 +10,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,8 @@ class RankCollapse:
     """Import and call the attention function that the run's config.json names. Use this
     only for a directory that you trust."""
     weights: str | None = None
-    """A BERT's model.safetensors on disk: draw its curves instead."""
+    """A folder with the model.safetensors and config.json of a BERT, RoBERTa or GPT-2:
+    draw its curves instead."""
     norm: bool = True
     """Use layer normalisation in the blocks."""
     length: int = 128
@@ -123,7 +124,7 @@ class Maps:
 class _Command:
     settings: type
     title: str
-    run: Callable[[Any, Any], None]
+    sections: Callable[[Any], Iterator[Any]]
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -155,6 +156,7 @@ def run(settings: Any, typed: str = "") -> Path:
       ValueError: the settings cannot work.
     """
     (command,) = [c for c in COMMANDS.values() if c.settings is type(settings)]
+    from lra_jax.analysis import pages
     from lra_jax.reports import charts
     from lra_jax.reports.page import Page
     from lra_jax.training.machine import commit, describe_devices, versions
@@ -172,7 +174,8 @@ def run(settings: Any, typed: str = "") -> Path:
     try:
         not_negative("--seed", getattr(settings, "seed", 0))
         with charts.style():
-            command.run(settings, page)
+            for section in command.sections(settings):
+                pages.add(page, section)
     except BaseException as error:
         page.discard()
         if not isinstance(error, InputError) or error.name not in _FLAGS:
@@ -197,72 +200,64 @@ def _flat(value: Any) -> str:
     return str(value)
 
 
-def _rank_collapse(settings: RankCollapse, page: Any) -> None:
-    from lra_jax.analysis import bound_report
-    from lra_jax.analysis import collapse_report as parts
+def _rank_collapse(settings: RankCollapse) -> Iterator[Any]:
+    from lra_jax.analysis import bounded_collapse, collapse
+    from lra_jax.analysis.networks import SHAPES
     from lra_jax.analysis.variants import VARIANTS
+    from lra_jax.attention import registry
     from lra_jax.attention.inputs import check_size
 
     if settings.weights is not None and settings.workdir is not None:
         raise expected("--weights", "nothing with --workdir", repr(settings.weights))
     if settings.length < 2:
-        wanted = "at least 2, since a single token has no residual"
-        raise expected("--length", wanted, settings.length)
+        least = "at least 2, since a single token has no residual"
+        raise expected("--length", least, settings.length)
     for name in ("layers", "examples", "draws"):
         if getattr(settings, name) is not None:
             check_size(f"--{name}", getattr(settings, name))
-    variants = VARIANTS if settings.norm else parts.without_norm()
-    # With weights, length and seed still matter: the sequences are random.
-    if settings.weights is not None:
-        _refuse(settings, "with --weights", "network", "attention", "layers", "draws")
-    if settings.workdir is None:
-        _refuse(settings, "without --workdir", "checkpoint", "allow_code")
-    else:
-        unread = ("network", "attention", "length", "layers", "draws", "seed")
-        _refuse(settings, "with --workdir", *unread)
+    variants = {n: v._replace(norm=settings.norm) for n, v in VARIANTS.items()}
+    sizes: dict[str, Any] = {"length": settings.length, "seed": settings.seed}
+    if settings.workdir is not None:
         saved, batch = _load(settings)
-        parts.add_checkpoint(page, saved, batch, variants)
-        bound_report.add_model_bound(page, saved.model, lambda: saved.run(batch))
+        yield collapse.model_section(saved, batch, variants)
+        yield bounded_collapse.model_section(saved.model, lambda: saved.run(batch))
         return
+    sizes["batch_size"] = settings.examples
     if settings.weights is not None:
-        parts.add_weights(page, settings, variants)
+        yield collapse.weights_section(settings.weights, variants, **sizes)
         return
     names = _names("network", settings.network)
     mechanisms = _names("attention", settings.attention)
-    parts.check(names, mechanisms)
-    curves = (len(names) + len(mechanisms)) * settings.draws
-    sizes = {
-        "draws": settings.draws,
-        "batch_size": settings.examples,
-        "length": settings.length,
-        "num_layers": settings.layers,
-        "seed": settings.seed,
-        "clock": progress.Clock("curves", curves * len(variants)),
-    }
-    parts.add_networks(page, names, variants, **sizes)
-    parts.add_mechanisms(page, names[0], mechanisms, variants, **sizes)
-    if bound_report.NETWORK in names:
-        bound_report.add_bound(
-            page,
-            length=settings.length,
-            num_layers=settings.layers,
-            seed=settings.seed,
+    for name in names:
+        known("--network", name, SHAPES)
+    for name in mechanisms:
+        registry.resolve(name)
+    sizes |= {"num_layers": settings.layers, "draws": settings.draws}
+    yield from collapse.initial_sections(names, mechanisms, variants, **sizes)
+    if bounded_collapse.NETWORK in names:
+        yield bounded_collapse.initial_section(
+            length=settings.length, num_layers=settings.layers, seed=settings.seed
         )
 
 
-def _paths(settings: Paths, page: Any) -> None:
-    from lra_jax.analysis import paths_report as parts
-    from lra_jax.analysis.path_experiments import PUBLISHED, QUICK, run_experiment
+def _paths(settings: Paths) -> Iterator[Any]:
+    from lra_jax.analysis import circle
+    from lra_jax.analysis import path_experiments as paths
+    from lra_jax.analysis.path_network import check_mechanism
+    from lra_jax.attention.inputs import check_size
 
     names = _names("experiment", settings.experiment)
-    parts.check(names, settings.attention, settings.repeats)
-    experiments = PUBLISHED if settings.full else QUICK
-    parts.add_lengths(page)
+    for name in names:
+        known("--experiment", name, (*paths.PUBLISHED, "circle"))
+    check_size("--repeats", settings.repeats)
+    check_mechanism(settings.attention)
+    yield paths.lengths_section()
+    experiments = paths.PUBLISHED if settings.full else paths.QUICK
     results = {}
     trained = [name for name in names if name != "circle"]
     for name in trained:
         progress.say(f"{name} ({len(results) + 1} of {len(trained)} training runs) ...")
-        results[name] = run_experiment(
+        results[name] = paths.run_experiment(
             name,
             experiments[name],
             mechanism=settings.attention,
@@ -270,34 +265,37 @@ def _paths(settings: Paths, page: Any) -> None:
             seed=settings.seed,
         )
     if results:
-        parts.add_results(page, results, experiments, quick=not settings.full)
+        yield paths.results_section(results, experiments, is_quick=not settings.full)
     if "circle" in names:
         progress.say("circle ...")
-        parts.add_circles(page, settings.attention, settings.seed)
+        yield circle.circles_section(settings.attention, settings.seed)
 
 
-def _spectrum(settings: Spectrum, page: Any) -> None:
-    from lra_jax.analysis import spectrum_report as parts
+def _spectrum(settings: Spectrum) -> Iterator[Any]:
+    from lra_jax.analysis import spectra
+    from lra_jax.analysis.networks import SHAPES
+    from lra_jax.attention import registry
+    from lra_jax.attention.inputs import check_size
 
-    if settings.workdir is None:
-        _refuse(settings, "without --workdir", "checkpoint", "allow_code")
-    else:
-        _refuse(settings, "with --workdir", "network", "attention", "length", "seed")
+    check_size("--examples", settings.examples)
     if settings.workdir is not None:
         saved, batch = _load(settings)
         config = saved.config
-        name = f"{config.mixers} on {config.task}"
-        found = {name: parts.run_spectra(saved, batch)}
+        models = {
+            f"{config.mixers} on {config.task}": spectra.run_spectra(saved, batch)
+        }
         plural = "example" if settings.examples == 1 else "examples"
         about = f"A trained model, step {saved.step}, {settings.examples} {plural}."
     else:
         names = _names("attention", settings.attention)
-        parts.check(settings.network, names, settings.examples)
-        found = {}
+        known("--network", settings.network, SHAPES)
         for name in names:
-            count = f"{len(found) + 1} of {len(names)} mechanisms"
-            progress.say(f"{settings.network} with {name} ({count}) ...")
-            found[name] = parts.initial_spectra(
+            registry.resolve(name)
+        models = {}
+        for name in names:
+            place = f"{len(models) + 1} of {len(names)} mechanisms"
+            progress.say(f"{settings.network} with {name} ({place}) ...")
+            models[name] = spectra.initial_spectra(
                 settings.network,
                 name,
                 settings.examples,
@@ -308,21 +306,18 @@ def _spectrum(settings: Spectrum, page: Any) -> None:
             f"The network {settings.network} at initialisation on {settings.examples} "
             f"sequences of {settings.length} random tokens."
         )
-    parts.add_spectra(page, found, about)
-    parts.add_projections(page, found, about)
+    yield spectra.spectrum_section(models, about)
+    yield spectra.projection_section(models, about)
 
 
-def _maps(settings: Maps, page: Any) -> None:
-    from lra_jax.analysis.capture import check_layer
-    from lra_jax.analysis.maps import example_maps, shortest
-    from lra_jax.analysis.maps_report import add_maps
+def _maps(settings: Maps) -> Iterator[Any]:
+    from lra_jax.analysis.maps import example_maps, maps_section, shortest
     from lra_jax.attention.inputs import check_size
     from lra_jax.training.restore import load_run
 
     check_size("--layer", settings.layer)
     progress.say(f"loading {settings.workdir} ...")
     saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
-    check_layer(saved.model, settings.layer)
     example = settings.example
     if example is None:
         known("--split", settings.split, saved.dataset.splits)
@@ -335,30 +330,19 @@ def _maps(settings: Maps, page: Any) -> None:
         f"{config.mixers} on {config.task}, step {saved.step}: layer "
         f"{settings.layer}, example {example} of the {settings.split} split"
     )
-    add_maps(page, maps, saved, title)
-
-
-def _refuse(settings: Any, where: str, *names: str) -> None:
-    """Refuses flags that nothing reads, because of where the model comes from."""
-    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
-    for name in names:
-        value = getattr(settings, name)
-        if value != defaults[name]:
-            raise expected(f"--{name}", f"nothing {where}", f"{value!r}")
+    yield maps_section(maps, saved, title)
 
 
 def _load(settings: Any) -> tuple[Any, Any]:
     """The run that ``--workdir`` names, and the first examples of its test split."""
-    from lra_jax.attention.inputs import check_size
     from lra_jax.training.restore import load_run
 
-    check_size("--examples", settings.examples)
     progress.say(f"loading {settings.workdir} ...")
     saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
     total = saved.dataset.num_examples("test")
     if settings.examples > total:
-        wanted = f"1 to {total}, the examples of the test split"
-        raise expected("--examples", wanted, settings.examples)
+        most = f"1 to {total}, the examples of the test split"
+        raise expected("--examples", most, settings.examples)
     return saved, saved.examples(range(settings.examples))
 
 
@@ -368,8 +352,7 @@ def _names(flag: str, text: str) -> list[str]:
     if not names:
         raise expected(f"--{flag}", "names separated by commas", "none")
     if len(set(names)) < len(names):
-        wanted = "different names separated by commas"
-        raise expected(f"--{flag}", wanted, repr(text))
+        raise expected(f"--{flag}", "different names separated by commas", repr(text))
     return names
 
 

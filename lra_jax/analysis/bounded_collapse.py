@@ -3,24 +3,32 @@
 In float32 a residual is lost in rounding after two layers; in float64 after three.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from lra_jax import progress
 from lra_jax.analysis.bound import collapse_beta, collapse_bound
 from lra_jax.analysis.capture import capture, longest_document
 from lra_jax.analysis.networks import Network, Shape, find_shape, zipf_tokens
+from lra_jax.analysis.pages import Chart, Panel, Section
 from lra_jax.analysis.residual import composite_norm, residual
-from lra_jax.analysis.variants import Variant
 from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention
 from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.layers import LayerNorm
+from lra_jax.reports import charts
+from lra_jax.reports.table import Table
+
+NETWORK = "bert"
+"""The network in the picture; the others have more than attention by content."""
+_LAYERS = 4
+_SMALL = 1e-4
+_LARGEST = 1e40
 
 
 class BoundedCollapse(NamedTuple):
@@ -40,6 +48,12 @@ class BoundedCollapse(NamedTuple):
     bounds: np.ndarray
     next_bounds: np.ndarray
     beta: float
+
+    @property
+    def above_rounding(self) -> int:
+        """The number of residuals before the first that is lost in rounding."""
+        is_lost = self.residuals < 100 * self.rounding
+        return int(is_lost.argmax()) if is_lost.any() else len(is_lost)
 
 
 def bounded_collapse(
@@ -61,19 +75,16 @@ def bounded_collapse(
       seed: of weights and tokens.
 
     Raises:
-      ValueError: as for `networks.Network`, a scale that is not positive, or a shape
-        whose layers have more than attention (ALBERT's, XLNet's).
+      ValueError: as for `networks.Network`, or a shape whose layers have more than
+        attention (ALBERT's, XLNet's).
     """
     shape = find_shape(shape)
     if shape.relative or shape.shared:
         raise expected("shape", "one of attention by content alone, as BERT's", shape)
-    if not scale > 0:
-        raise expected("scale", "a positive number", scale)
     network = Network(shape, length=length, num_layers=num_layers, rngs=nnx.Rngs(seed))
-    tokens = zipf_tokens(shape.vocab_size, 1, length, seed)
-    states = _states(network, tokens, norm, scale)
-    layers = [block.attention for block in network.blocks]
-    return _bounded(states, layers, shape.num_heads)
+    tokens = jnp.asarray(zipf_tokens(shape.vocab_size, 1, length, seed))
+    x = np.asarray(network.embed_tokens(tokens)[0], np.float64)
+    return _run(x * scale, list(network.blocks), "after" if norm else None)
 
 
 def bounded_model(
@@ -92,70 +103,163 @@ def bounded_model(
         over all positions, computed from the layer's own input.
     """
     blocks = [x for _, x in nnx.iter_modules(model) if isinstance(x, EncoderBlock)]
-    layers: list[Any] = [block.attention for block in blocks]
-    for layer in layers:
-        _check_layer(layer)
+    for block in blocks:
+        _check_layer(block.attention)
     captured = capture(model, run)
     document = longest_document(captured.documents)[0]
     x = captured.states[0, 0][document].astype(np.float64)
-    states = [x]
-    for block in blocks:
-        before, after = norm and not block.post_norm, norm and block.post_norm
-        inner = _normalised(x, block.attention_norm) if before else x
-        x = _attend(inner, block.attention)
-        x = _normalised(x, block.attention_norm) if after else x
-        states.append(x)
-    return _bounded(np.stack(states), layers, layers[0].num_heads)
+    place = "after" if blocks[0].post_norm else "before"
+    return _run(x, blocks, place if norm else None)
 
 
-def _bounded(
-    states: np.ndarray, layers: Sequence[Any], num_heads: int
-) -> BoundedCollapse:
-    """The result for hidden states `[L + 1, T, D]` and the attention between them."""
-    residuals = composite_norm(residual(states))
-    head_dim = layers[0].query.kernel.shape[-1] // num_heads
-    heads = {"head_dim": head_dim, "num_heads": num_heads}
-    beta = max(_beta(layer, num_heads) for layer in layers)
-    first, depths = float(residuals[0]), range(len(residuals))
-    bounds = [collapse_bound(first, depth, beta=beta, **heads) for depth in depths]
-    steps = [
-        collapse_bound(float(before), 1, beta=beta, **heads)
-        for before in residuals[:-1]
+def initial_section(*, length: int, num_layers: int | None, seed: int) -> Section:
+    """`bounded_collapse` of BERT's shape, for two scales of the tokens."""
+    layers = _LAYERS if num_layers is None else min(_LAYERS, num_layers)
+    sizes: dict[str, Any] = {"length": length, "num_layers": layers, "seed": seed}
+    progress.say(f"the bound for {NETWORK}, in float64 ...")
+    runs = {
+        "tokens as they are": bounded_collapse(NETWORK, **sizes),
+        "tokens a ten-thousandth as large": bounded_collapse(
+            NETWORK, scale=_SMALL, **sizes
+        ),
+        "with layer normalisation": bounded_collapse(NETWORK, norm=True, **sizes),
+    }
+    subject = (
+        "Attention alone, without layer normalisation, of a network of BERT's shape at "
+        "initialisation on one sequence of random tokens"
+    )
+    return _describe(runs, subject, (4.6, 3.6))
+
+
+def model_section(model: nnx.Module, run: Callable[[], Any]) -> Section:
+    """`bounded_model` of a model trained here, or why the theorem does not apply."""
+    progress.say("the bound for this model, in float64 ...")
+    try:
+        runs = {
+            "without the norm": bounded_model(model, run),
+            "with the norm": bounded_model(model, run, norm=True),
+        }
+    except ValueError as error:
+        reason = str(error).removeprefix("model: ")
+        sentence = f"Theorem 2.2 does not apply to this model: {reason}."
+        return Section("The bound", [sentence])
+    subject = (
+        "The trained model's attention alone on the longest document of the first "
+        "example"
+    )
+    return _describe(runs, subject, (6, 4))
+
+
+def _describe(
+    runs: Mapping[str, BoundedCollapse], subject: str, size: tuple[float, float]
+) -> Section:
+    """A panel for each run; the last run, with the norm, is a line in the first."""
+    *names, normal = runs
+    panels = []
+    for name in names:
+        lines = _lines(runs[name])
+        if name == names[0]:
+            lines.append(_measured(runs[normal], "measured, with the norm"))
+        settings = {"title": name, "xlabel": "layer"}
+        panels.append(Panel(lines, integers="x", is_log=True, settings=settings))
+    caption = (
+        f"{subject}, computed in float64: ||res(X)|| in the composite norm, and "
+        "Theorem 2.2 with gamma = 1 and the weights' own beta = "
+        f"{runs[names[0]].beta:.3g}. Lines end where rounding may be a hundredth of "
+        f"the residual, and bounds beyond {_LARGEST:g} or below its inverse."
+    )
+    chart = Chart(
+        "rank-collapse-bound",
+        panels,
+        caption,
+        data={name: run._asdict() for name, run in runs.items()},
+        size=size,
+        ylabels=["residual"],
+    )
+    columns = [column for name in names for column in bound_cells(runs[name])]
+    columns.append(bound_cells(runs[normal])[0])
+    head = [
+        f"{what}, {name}"
+        for name in names
+        for what in ("measured", "bound", "bound of one layer")
     ]
+    rows = [(n, *cells) for n, cells in enumerate(zip(*columns, strict=True))]
+    table = Table(("layer", *head, f"measured, {normal}"), rows)
+    return Section("The bound", [chart, table])
+
+
+def _lines(run: BoundedCollapse) -> list[charts.Line]:
+    # The bound from a residual that is lost in rounding means nothing.
+    one_layer = run.next_bounds[: run.above_rounding + 1]
+    lines = [_measured(run, "measured")]
+    for name, values in (
+        ("bound from the input on", run.bounds),
+        ("bound of one layer, from the measured", one_layer),
+    ):
+        # Up to the first value that is too large or too small to draw.
+        is_drawn = (values > 1 / _LARGEST) & (values < _LARGEST)
+        count = len(values) if is_drawn.all() else int(is_drawn.argmin())
+        lines.append(charts.Line(name, range(count), values[:count]))
+    return lines
+
+
+def _measured(run: BoundedCollapse, name: str) -> charts.Line:
+    count = run.above_rounding
+    return charts.Line(name, range(count), run.residuals[:count])
+
+
+def bound_cells(run: BoundedCollapse) -> tuple[list[str], ...]:
+    """Cells of a table by layer: the measured residual, and the two bounds."""
+    count = run.above_rounding
+
+    def cells(values: np.ndarray, end: int, after: str) -> list[str]:
+        return [f"{x:.2g}" if n < end else after for n, x in enumerate(values)]
+
+    return (
+        cells(run.residuals, count, "rounding"),
+        cells(run.bounds, len(run.bounds), ""),
+        cells(run.next_bounds, count + 1, "-"),
+    )
+
+
+def _run(
+    x: np.ndarray, blocks: Sequence[Any], norm: Literal["before", "after"] | None
+) -> BoundedCollapse:
+    """Runs the attention of blocks on one sequence `[T, D]`, with or without norms."""
+    states, layers = [x], [block.attention for block in blocks]
+    for block in blocks:
+        x = states[-1]
+        if norm == "before":
+            x = _normalise(x, block.attention_norm)
+        x = _attend(x, block.attention)
+        if norm == "after":
+            x = _normalise(x, block.attention_norm)
+        states.append(x)
+    residuals = composite_norm(residual(np.stack(states)))
+    heads = {"head_dim": layers[0].head_dim, "num_heads": layers[0].num_heads}
+    beta = max(map(_beta, layers))
+
+    def bound(start: float, depth: int) -> float:
+        return collapse_bound(float(start), depth, beta=beta, **heads)
+
     return BoundedCollapse(
         residuals,
-        np.finfo(np.float64).eps * composite_norm(states),
-        np.array(bounds),
-        np.array([first, *steps]),
+        np.finfo(np.float64).eps * composite_norm(np.stack(states)),
+        np.array([bound(residuals[0], depth) for depth in range(len(residuals))]),
+        np.array([residuals[0], *(bound(x, 1) for x in residuals[:-1])]),
         beta,
     )
 
 
-def _states(
-    network: Network, tokens: np.ndarray, norm: bool, scale: float
-) -> np.ndarray:
-    """The hidden states `[L + 1, T, D]` of one sequence, in float64."""
-    graph, state = nnx.split(network)
-    variant = Variant(skip=False, mlp=False, norm=norm)
-    with jax.enable_x64(True):
-        run = jax.jit(lambda state, ids: nnx.merge(graph, state)(ids, variant, scale))
-        wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), state)
-        return np.asarray(run(wide, jnp.asarray(tokens)))[:, 0]
-
-
-def _beta(layer: Any, num_heads: int) -> float:
+def _beta(layer: Any) -> float:
     """The beta of a layer with kernels ``query``, ``key``, ``value`` and ``out``."""
     query, key, value = (
-        _heads(np.asarray(part.kernel[...], np.float64), num_heads)
+        _split_heads(_array(part.kernel), layer.num_heads)
         for part in (layer.query, layer.key, layer.value)
     )
-    out = np.asarray(layer.out.kernel[...], np.float64)
-    return collapse_beta(query, key, value @ out.reshape(num_heads, -1, out.shape[-1]))
-
-
-def _heads(x: np.ndarray, num_heads: int) -> np.ndarray:
-    """`[T, N * H]` to `[N, T, H]`."""
-    return np.moveaxis(x.reshape(len(x), num_heads, -1), 1, 0)
+    out = _array(layer.out.kernel)
+    shape = (layer.num_heads, -1, out.shape[-1])
+    return collapse_beta(query, key, value @ out.reshape(shape))
 
 
 def _check_layer(layer: MultiHeadAttention) -> None:
@@ -168,16 +272,16 @@ def _check_layer(layer: MultiHeadAttention) -> None:
     }
     for name in ("short_conv", "gate", "local_values", "options"):
         wrong[name] = bool(getattr(config, name))
-    found = [name for name, is_so in wrong.items() if is_so]
-    if found:
+    reasons = [name for name, is_so in wrong.items() if is_so]
+    if reasons:
         wanted = "plain softmax over all positions of the layer's own inputs"
-        raise expected("model", wanted, " and ".join(found))
+        raise expected("model", wanted, " and ".join(reasons))
 
 
 def _attend(x: np.ndarray, layer: MultiHeadAttention) -> np.ndarray:
-    """The layer on one sequence `[T, D]`, in float64."""
+    """The layer on one sequence `[T, D]`."""
     query, key, value = (
-        _heads(_project(x, part), layer.num_heads)
+        _split_heads(_project(x, part), layer.num_heads)
         for part in (layer.query, layer.key, layer.value)
     )
     scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(layer.head_dim)
@@ -188,19 +292,27 @@ def _attend(x: np.ndarray, layer: MultiHeadAttention) -> np.ndarray:
 
 
 def _project(x: np.ndarray, layer: Any) -> np.ndarray:
-    out = x @ np.asarray(layer.kernel[...], np.float64)
-    bias = layer.bias
-    return out if bias is None else out + np.asarray(bias[...], np.float64)
+    out = x @ _array(layer.kernel)
+    return out if layer.bias is None else out + _array(layer.bias)
 
 
-def _normalised(
+def _normalise(
     x: np.ndarray, layer: LayerNorm | InstanceNorm | BatchNorm
 ) -> np.ndarray:
     """The norm of one sequence `[T, D]`, over columns or over positions."""
     if isinstance(layer, BatchNorm):
-        mean, var = (np.asarray(p[...], np.float64) for p in (layer.mean, layer.var))
+        mean, var = _array(layer.mean), _array(layer.var)
     else:
         axis = 0 if isinstance(layer, InstanceNorm) else -1
         mean, var = x.mean(axis, keepdims=True), x.var(axis, keepdims=True)
-    scale, bias = (np.asarray(p[...], np.float64) for p in (layer.scale, layer.bias))
-    return (x - mean) / np.sqrt(var + layer.epsilon) * scale + bias
+    scaled = (x - mean) / np.sqrt(var + layer.epsilon)
+    return scaled * _array(layer.scale) + _array(layer.bias)
+
+
+def _split_heads(x: np.ndarray, num_heads: int) -> np.ndarray:
+    """`[T, N * H]` to `[N, T, H]`."""
+    return np.moveaxis(x.reshape(len(x), num_heads, -1), 1, 0)
+
+
+def _array(parameter: Any) -> np.ndarray:
+    return np.asarray(parameter[...], np.float64)

@@ -108,23 +108,9 @@ class Captured(NamedTuple):
         Raises:
           ValueError: there is no such layer.
         """
-        _check_layer(layer, len(self.calls))
+        if not 1 <= layer <= len(self.calls):
+            raise expected("layer", f"1 to {len(self.calls)}, the model's last", layer)
         return self.calls[layer - 1]
-
-
-def check_layer(model: nnx.Module, layer: int) -> None:
-    """Refuses a layer that `Captured.call` would refuse, without running the model.
-
-    Raises:
-      ValueError: there is no such layer.
-    """
-    modules = (module for _, module in nnx.iter_modules(model))
-    _check_layer(layer, sum(isinstance(x, MultiHeadAttention) for x in modules))
-
-
-def _check_layer(layer: int, count: int) -> None:
-    if not 1 <= layer <= count:
-        raise expected("layer", f"1 to {count}, the model's last", layer)
 
 
 def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:

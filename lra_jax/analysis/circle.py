@@ -11,7 +11,7 @@ connection adds the *previous batch*, not the output of the previous step; the r
 adds the correct one.
 """
 
-import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,36 +19,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from lra_jax.analysis.fitting import fit_epochs
+from lra_jax.analysis.pages import Chart, Panel, Section
 from lra_jax.analysis.path_network import PathNetwork, PathSettings
 from lra_jax.analysis.path_tasks import circle
+from lra_jax.reports import charts
+from lra_jax.reports.table import Table
 
-
-@dataclasses.dataclass(frozen=True)
-class CircleSettings:
-    """How the layer is trained; the defaults are those of the published command.
-
-    Attributes:
-      width, num_heads: of the single layer.
-      num_points: on the circle.
-      epochs, batch_size, learning_rate: of Adam, with batches in circle order.
-      steps: of the roll-out.
-      dropout: while training.
-    """
-
-    width: int = 32
-    num_heads: int = 2
-    num_points: int = 1000
-    epochs: int = 70
-    batch_size: int = 30
-    learning_rate: float = 1e-5
-    steps: int = 300
-    dropout: float = 0.1
-
-
-TRAINED_CIRCLE = CircleSettings(learning_rate=1e-3)
-"""As published, except for a learning rate at which the layer learns more."""
+# As in the published command; batches are in circle order.
+_WIDTH, _HEADS, _DROPOUT = 32, 2, 0.1
+_POINTS, _EPOCHS, _BATCH_SIZE = 1000, 70, 30
+_STEPS = 300  # of the roll-out
+# The published learning rate, and one at which the layer learns more.
+_LEARNING_RATES = {"circle": 1e-5, "circle-trained": 1e-3}
+_VARIANTS = {
+    "attention": {"skip": False, "mlp": False},
+    "attention + skip": {"skip": True, "mlp": False},
+    "attention + MLP": {"skip": False, "mlp": True},
+}
 
 
 class CircleRun(NamedTuple):
@@ -65,75 +56,127 @@ class CircleRun(NamedTuple):
 
 
 def run_circle(
-    settings: CircleSettings,
     *,
     skip: bool,
     mlp: bool,
+    learning_rate: float = 1e-5,
     mechanism: str = "softmax",
     seed: int = 0,
 ) -> CircleRun:
-    """Trains one layer and rolls it out.
+    """Trains one layer with Adam and rolls it out.
 
     Args:
-      settings: of the training.
       skip: add a skip connection around the layer.
       mlp: add an MLP.
+      learning_rate: the published one by default.
       mechanism: attention of the layer.
       seed: of weights and dropout.
     """
     shape = PathSettings(
-        settings.width,
-        num_layers=1,
-        num_heads=settings.num_heads,
-        num_outputs=2,
-        mlp=mlp,
-        dropout=settings.dropout,
+        _WIDTH, num_layers=1, num_heads=_HEADS, num_outputs=2, mlp=mlp, dropout=_DROPOUT
     )
-    points = circle(settings.num_points)
-    half = settings.num_points // 2 - 1
-    here = np.stack([points[:half], points[half : 2 * half]], 1)
-    there = np.stack([points[1 : half + 1], points[half + 1 : 2 * half + 1]], 1)
     model = PathNetwork(shape, mechanism, rngs=nnx.Rngs(seed))
     graph, params = nnx.split(model, nnx.Param)
-    params, losses = _fit(graph, params, here, there, settings, skip, seed)
-    path = _roll_out(graph, params, jnp.asarray(here[:1]), settings.steps, skip)
-    return CircleRun(np.asarray(path), losses)
-
-
-def _fit(
-    graph: Any,
-    params: Any,
-    here: np.ndarray,
-    there: np.ndarray,
-    settings: CircleSettings,
-    skip: bool,
-    seed: int,
-) -> tuple[Any, np.ndarray]:
-    size = settings.batch_size
-    steps = len(here) // size
+    points, half = circle(_POINTS), _POINTS // 2
+    here = np.stack([points[: half - 1], points[half - 1 : -2]], 1)
+    there = np.stack([points[1:half], points[half:-1]], 1)
     # The published code adds the previous batch to each batch.
-    before = np.concatenate([np.zeros_like(here[:size]), here])[: len(here)]
-    given = here + before if skip else here
+    before = np.concatenate([np.zeros_like(here[:_BATCH_SIZE]), here])[: len(here)]
+    steps = len(here) // _BATCH_SIZE
     data = tuple(
-        jnp.asarray(array[: steps * size].reshape(steps, size, 2, 2))
-        for array in (given, there)
+        jnp.asarray(array[: steps * _BATCH_SIZE].reshape(steps, _BATCH_SIZE, 2, 2))
+        for array in (here + before if skip else here, there)
     )
-    optimizer = optax.adam(settings.learning_rate)
 
     def loss(params: Any, inputs: Any, targets: Any, key: Any) -> jax.Array:
         out = nnx.merge(graph, params)(inputs, None, nnx.Rngs(dropout=key))
         return jnp.sum((out - targets) ** 2)
 
-    params, losses = fit_epochs(loss, params, data, optimizer, settings.epochs, seed)
-    return params, losses / size
+    optimizer = optax.adam(learning_rate)
+    params, losses = fit_epochs(loss, params, data, optimizer, _EPOCHS, seed)
 
-
-def _roll_out(
-    graph: Any, params: Any, start: jax.Array, steps: int, skip: bool
-) -> jax.Array:
     def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         out = nnx.merge(graph, params)(x)
         return (x + out if skip else out), out
 
-    _, outs = jax.lax.scan(step, start, None, length=steps - 1)
-    return jnp.concatenate([start, outs[:, 0]])
+    start = jnp.asarray(here[:1])
+    _, outs = jax.lax.scan(step, start, None, length=_STEPS - 1)
+    trajectory = np.concatenate([start, outs[:, 0]])
+    return CircleRun(trajectory, losses / _BATCH_SIZE)
+
+
+def circles_section(mechanism: str, seed: int) -> Section:
+    """The three variants, with the published learning rate and with a larger one."""
+    parts: list[Any] = []
+    for name, rate in _LEARNING_RATES.items():
+        runs = {
+            variant: run_circle(
+                **switches, learning_rate=rate, mechanism=mechanism, seed=seed
+            )
+            for variant, switches in _VARIANTS.items()
+        }
+        about = f"Trained for {_EPOCHS} epochs at {rate:g}."
+        parts += [_chart(name, runs, about), _table(runs)]
+    return Section("The circle: tokens of pure attention run together", parts)
+
+
+def _chart(name: str, runs: Mapping[str, CircleRun], about: str) -> Chart:
+    """Roll-outs in the plane, and how far apart their two points are."""
+    lines = [
+        charts.Line(variant, range(len(run.spread)), np.maximum(run.spread, 1e-8))
+        for variant, run in runs.items()
+    ]
+    settings = {"title": "distance of the two points", "xlabel": "step of the roll-out"}
+    distances = Panel(lines, is_log=True, settings=settings)
+    data = {
+        variant: {
+            "trajectory": run.trajectory,
+            "distance": run.spread,
+            "losses": run.losses,
+        }
+        for variant, run in runs.items()
+    }
+    return Chart(
+        name,
+        [*(_plane(variant, run) for variant, run in runs.items()), distances],
+        "One recurrent layer that learned to step along a circle, run on its own "
+        "output. Stars: where the points end. The picture cuts distances off at 1e-8. "
+        f"{about}",
+        data=data,
+        size=(3.3, 3.3),
+        ylabels=["y"],
+    )
+
+
+def _table(runs: Mapping[str, CircleRun]) -> Table:
+    steps = (0, 10, 100, _STEPS - 1)
+    rows = [
+        (
+            variant,
+            f"{run.losses[-1]:.2g}",
+            *(f"{run.spread[step]:.3g}" for step in steps),
+        )
+        for variant, run in runs.items()
+    ]
+    head = ("parts", "training loss", *(f"distance, step {step}" for step in steps))
+    return Table(head, rows)
+
+
+def _plane(title: str, run: CircleRun) -> Panel:
+    """The two points of a roll-out, and the circle."""
+
+    def draw(_: Figure, axis: Axes) -> None:
+        angles = np.linspace(0, 2 * np.pi, 200)
+        x, y = 0.3 * np.cos(angles), 0.3 * np.sin(angles)
+        axis.plot(x, y, color="#bbbbbb", linewidth=1)
+        for point, marker in enumerate("os"):
+            colour = charts.line_style(point)["color"]
+            looks: dict[str, Any] = {"linestyle": "", "markersize": 2.5}
+            looks |= {"color": colour, "marker": marker, "label": f"point {point + 1}"}
+            axis.plot(*run.trajectory[:, point].T, **looks)
+            axis.plot(*run.trajectory[-1, point], "*", color="black", markersize=9)
+
+    limit = max(0.36, 1.1 * float(np.abs(run.trajectory).max()))
+    ends = (-limit, limit)
+    settings = {"title": title, "aspect": "equal", "xlabel": "x"}
+    return Panel((), draw, settings=settings | {"xlim": ends, "ylim": ends})

@@ -1,13 +1,40 @@
 """Where a trained model looks: attention matrices of one example, and what each token
-receives; for Flow-Attention also competition and allocation."""
+receives; for Flow-Attention also competition and allocation.
 
+A nested expression is drawn as its tree, an image as an image, anything else as its
+tokens: characters, words or ids.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from lra_jax.analysis.capture import capture
+from lra_jax.analysis.pages import Chart, Panel, Section, image
 from lra_jax.attention.flow.flow import flow_terms
+from lra_jax.reports import charts
+
+_CELLS = 200  # per side of a drawn matrix
+_COLUMNS = 64  # characters per line
+_MOST_LINES = 40
+_LEAST_COLUMNS = 8  # words per line; longer ones are cut
+_DOT = "\N{MIDDLE DOT}"  # for what cannot be shown
+
+_EVEN = "mean over the heads; 1 is an even share"
+# By field of `Maps`: the unit, and the meaning in words.
+_SCORES = {
+    "received": ("share", f"weight that each token receives ({_EVEN})"),
+    "competition": ("share", f"competition of the sources ({_EVEN})"),
+    "allocation": (
+        "part allocated",
+        "allocation of the sinks (mean over the heads; 0.73 is an even share)",
+    ),
+}
 
 
 class Maps(NamedTuple):
@@ -30,8 +57,8 @@ class Maps(NamedTuple):
     weights: np.ndarray
     received: np.ndarray
     tokens: np.ndarray
-    competition: np.ndarray | None
-    allocation: np.ndarray | None
+    competition: np.ndarray | None = None
+    allocation: np.ndarray | None = None
     label: int | None = None
     prediction: int | None = None
 
@@ -67,22 +94,31 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     mean = size.mean(-1, keepdims=True)
     received = size / np.where(mean == 0, 1, mean)
     if config.is_causal:
-        received = received / _even(captured.documents[0, front:end])
+        received = received / even_shares(captured.documents[0, front:end])
     competition = allocation = None
     if call.mechanism.name == "flow":
         terms = flow_terms(call.query, call.key, **call.keywords)
         seen = slice(front, end)
         competition = np.asarray(terms.competition)[0, seen].T
         allocation = np.asarray(terms.allocation)[0, seen].T
-    label = guess = None
+    label = prediction = None
     if batch["labels"].ndim == 1:
         label = int(batch["labels"][0])
         arrays = (jnp.asarray(batch[name]) for name in saved.model.INPUTS)
-        guess = int(saved.model(*arrays)[0].argmax())
-    return Maps(layer, weights, received, tokens, competition, allocation, label, guess)
+        prediction = int(saved.model(*arrays)[0].argmax())
+    return Maps(
+        layer=layer,
+        weights=weights,
+        received=received,
+        tokens=tokens,
+        competition=competition,
+        allocation=allocation,
+        label=label,
+        prediction=prediction,
+    )
 
 
-def _even(documents: np.ndarray) -> np.ndarray:
+def even_shares(documents: np.ndarray) -> np.ndarray:
     """The shares `[T]`, on average 1, that the tokens of a causal model would receive
     if each attended evenly to those of its document that it sees."""
     seen = np.tril(documents[:, None] == documents[None])
@@ -95,3 +131,235 @@ def _length(batch: Any, name: str) -> int:
     if "segment_ids" in batch:
         return int((batch["segment_ids"][0] > 0).sum())
     return int(batch[name.replace("tokens", "lengths", 1)][0])
+
+
+class Score(NamedTuple):
+    """A number for each token.
+
+    Attributes:
+      name: of the picture.
+      unit: label of its colours.
+      values: `[T]`.
+      meaning: in words.
+    """
+
+    name: str
+    unit: str
+    values: np.ndarray
+    meaning: str
+
+
+def maps_section(maps: Maps, saved: Any, title: str) -> Section:
+    """The matrices of one layer, and the example shaded by what its tokens receive.
+
+    Args:
+      maps: of the example.
+      saved: the `lra_jax.training.restore.SavedRun` that it is from.
+      title: of the section.
+    """
+    parts = [_matrices(maps)]
+    if maps.competition is not None and maps.allocation is not None:
+        parts.append(_flows(maps.competition, maps.allocation))
+    for name, (unit, meaning) in _SCORES.items():
+        values = getattr(maps, name)
+        if values is not None:
+            score = Score(name, unit, values.mean(0), meaning)
+            parts.append(_example(score, maps, saved))
+    return Section(title, parts)
+
+
+def _matrices(maps: Maps) -> Chart:
+    length = maps.weights.shape[-1]
+    weights = np.stack([_shrink(matrix) for matrix in maps.weights])
+    heads, columns = len(weights), min(len(weights), 4)
+    ramp = "RdGy" if (maps.weights < 0).any() else charts.RAMP
+    looks = {
+        "aspect": "equal",
+        "cmap": ramp,
+        "extent": (0.5, length + 0.5, length + 0.5, 0.5),
+        "norm": charts.colour_scale(weights * length),
+    }
+
+    def panel(head: int) -> Panel:
+        is_last = head % columns == columns - 1
+        label = "weight times tokens" if is_last else ""
+        settings = {"title": f"head {head + 1}", "xlabel": "from position"}
+        return image(weights[head] * length, label, settings, **looks)
+
+    caption = (
+        f"Attention matrices of layer {maps.layer}, times the number of tokens, so "
+        "that 1 is an even share."
+    )
+    if length > _CELLS:
+        caption += f" Means over squares: {len(weights[0])} cells a side are drawn."
+    return Chart(
+        "map-matrices",
+        [panel(head) for head in range(heads)],
+        caption,
+        data={"weights": weights},
+        columns=columns,
+        size=(3.3, 2.9),
+        ylabels=["to position"] * -(-heads // columns),
+    )
+
+
+def _flows(competition: np.ndarray, allocation: np.ndarray) -> Chart:
+    flows = {"competition": competition, "allocation": allocation}
+    panels = []
+    for name, values in flows.items():
+        heads = enumerate(values, 1)
+        x = np.arange(1, values.shape[1] + 1)
+        lines = [charts.Line(f"head {head}", x, row) for head, row in heads]
+        settings = {"xlabel": "position"} if name == "allocation" else {}
+        panels.append(Panel(lines, settings=settings))
+    caption = (
+        "Flow-Attention's conserved flows: how much each source has after the "
+        "competition (1 is an even share), and what share of its incoming flow each "
+        "sink is allocated (sigmoid(1) = 0.73 where flows are even)."
+    )
+    return Chart(
+        "map-flow",
+        panels,
+        caption,
+        data=flows,
+        columns=1,
+        size=(8.5, 2.4),
+        ylabels=[*flows],
+        shared={"sharex": True},
+    )
+
+
+def _example(score: Score, maps: Maps, saved: Any) -> Chart:
+    """The example itself, shaded."""
+    shape = saved.dataset.image_shape
+    names = saved.dataset.classes or range(saved.dataset.num_classes)
+    guess = "" if maps.prediction is None else f", predicted {names[maps.prediction]}"
+    about = "" if maps.label is None else f" (label {names[maps.label]}{guess})"
+    if shape is not None:
+        chart = draw_image(maps.tokens, score, shape)
+    elif saved.task.tree is not None:
+        chart = draw_tree(saved.task.tree(maps.tokens), score)
+    else:
+        words = split_words(maps.tokens, saved.dataset.decode or saved.task.decode)
+        chart = draw_text(words, score)
+    caption = f"The example{about}, shaded by the {score.meaning}."
+    data = {"values": score.values, "tokens": maps.tokens}
+    return chart._replace(caption=caption, data=data)
+
+
+def draw_image(pixels: np.ndarray, score: Score, shape: tuple[int, int]) -> Chart:
+    """The image, and beside it what each of its positions receives."""
+    # A position may be a patch of pixels, as many in a row as in a column.
+    patch = math.isqrt(pixels.size // score.values.size)
+    values = score.values.reshape(shape[0] // patch, shape[1] // patch)
+    values = np.repeat(np.repeat(values, patch, 0), patch, 1)
+    pixels, grey = pixels.reshape(shape), {"cmap": "gray", "vmin": 0, "vmax": 255}
+    panels = [
+        image(
+            shown, unit, {"title": title, "xlabel": "column"}, aspect="equal", **looks
+        )
+        for title, shown, unit, looks in (
+            ("input", pixels, "pixel, 0 to 255", grey),
+            (score.name, values, score.unit, {}),
+        )
+    ]
+    name = f"map-{score.name}"
+    return Chart(name, panels, "", size=(3.9, 3.1), ylabels=["row"])
+
+
+def draw_tree(tree: Any, score: Score) -> Chart:
+    """An expression as a tree: operators above their arguments, leaves in order."""
+    places, values = tree.places, score.values
+    nodes = sorted(places)
+    are_few = len(nodes) <= 120
+    named = nodes if are_few else _top(tree)
+    looks: dict[str, Any] = {
+        "cmap": charts.RAMP,
+        "norm": charts.colour_scale(values),
+        "edgecolors": "#444444",
+        "linewidths": 0.5,
+    }
+
+    def draw(figure: Figure, axis: Axes) -> None:
+        for child, parent in tree.parents.items():
+            ends = np.array([places[child], places[parent]]).T
+            axis.plot(*ends, color="#bbbbbb", linewidth=0.6, zorder=1)
+
+        def scatter(nodes: Sequence[int], size: int, zorder: int) -> Any:
+            spots = np.array([places[node] for node in nodes]).T
+            shades = {"c": values[nodes], "s": size, "zorder": zorder}
+            return axis.scatter(*spots, **shades, **looks)
+
+        drawn = scatter(nodes, 280 if are_few else 12, 2)
+        if not are_few:
+            scatter(named, 230, 3)
+        spots = [places[node] for node in named]
+        words = [tree.words[node] for node in named]
+        charts.letters(axis, drawn, values[named], spots, words)
+        axis.invert_yaxis()
+        charts.colour_bar(figure, axis, drawn, score.unit, fraction=0.03, pad=0.01)
+
+    panel = Panel((), draw, integers="xy", settings={"xlabel": "leaf"})
+    name = f"map-{score.name}"
+    return Chart(name, [panel], "", size=(9.5, 4.2), ylabels=["depth"])
+
+
+def _top(tree: Any) -> list[int]:
+    """The operators nearest the root: as many whole levels as hold at most 30."""
+    inner = sorted({*tree.parents.values()}, key=lambda node: tree.places[node][1])
+    depths = [tree.places[node][1] for node in inner]
+    last = max((d for n, d in enumerate(depths, 1) if n <= 30), default=0)
+    if len(inner) > 30 and depths[30] == last:
+        last -= 1
+    return [node for node, depth in zip(inner, depths, strict=True) if depth <= last]
+
+
+def draw_text(words: Sequence[str], score: Score) -> Chart:
+    """Text in lines, each token on a shaded cell."""
+    longest = max(map(len, words))
+    # A cell of a single character has room for two.
+    columns = max(2 * _COLUMNS // (longest + 1), _LEAST_COLUMNS)
+    count = min(len(words), columns * _MOST_LINES)
+    lines = -(-count // columns)
+    cells = np.full(lines * columns, np.nan)
+    cells[:count] = score.values[:count]
+    room = 2 * _COLUMNS // columns - 1
+    cut = [w if len(w) <= room else f"{w[: room - 3]}..." for w in words[:count]]
+
+    matrix = cells.reshape(lines, columns)
+    scale = charts.colour_scale(score.values)
+
+    def draw(figure: Figure, axis: Axes) -> None:
+        drawn = charts.image(figure, axis, matrix, score.unit, norm=scale)
+        axis.set_facecolor(charts.OUTSIDE)  # After the end of a text.
+        places = [(index % columns, index // columns) for index in range(count)]
+        charts.letters(axis, drawn, score.values[:count], places, cut)
+
+    kind = "character" if longest == 1 else "token"
+    panel = Panel((), draw, integers="xy", settings={"xlabel": f"{kind} of a line"})
+    size = (9.5, 1.4 + 0.24 * lines)
+    return Chart(f"map-{score.name}", [panel], "", size=size, ylabels=["line"])
+
+
+def split_words(tokens: np.ndarray, decode: Callable[[np.ndarray], str]) -> list[str]:
+    """The text of each token: a character, a word or an id."""
+    texts = (decode(tokens[n : n + 1]) for n in range(len(tokens)))
+    words = ["".join(map(_character, text)) for text in texts]
+    return [word.strip() or word or _DOT for word in words]
+
+
+def _character(character: str) -> str:
+    if character.isspace():
+        return " "
+    return character if character.isascii() and character.isprintable() else _DOT
+
+
+def _shrink(matrix: np.ndarray) -> np.ndarray:
+    """A matrix of at most 200 cells per side, by means over squares."""
+    length = len(matrix)
+    if length <= _CELLS:
+        return matrix
+    edges = np.linspace(0, length, _CELLS + 1).astype(int)
+    starts, sizes = edges[:-1], np.diff(edges)
+    sums = np.add.reduceat(np.add.reduceat(matrix, starts, 0), starts, 1)
+    return sums / np.outer(sizes, sizes)

@@ -30,10 +30,11 @@ from flax import nnx
 from lra_jax.analysis.path_tasks import draw_words
 from lra_jax.analysis.relative import RelativeAttention
 from lra_jax.analysis.variants import Variant
-from lra_jax.attention.inputs import check_shape, check_size
+from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, known
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, LayerNorm
+from lra_jax.models.pretrained import PretrainedBlock
 
 INIT = nnx.initializers.normal(0.02)
 EPSILON = 1e-12  # of every layer normalisation in the papers' models
@@ -99,28 +100,48 @@ class Block(nnx.Module):
                 use_bias=not shape.relative,
                 rngs=rngs,
             )
-            _draw_again(self.attention, rngs)
+            _redraw(self.attention, rngs)
         dense = functools.partial(Dense, kernel_init=INIT, rngs=rngs)
         self.attention_norm = LayerNorm(shape.width, epsilon=EPSILON)
         self.inner = dense(shape.width, shape.mlp_dim)
         self.outer = dense(shape.mlp_dim, shape.width)
         self.mlp_norm = LayerNorm(shape.width, epsilon=EPSILON)
         self.approximate = shape.gelu == "tanh"
+        self.norm_first = False
         self.keeps_activation = shape.shared
+
+    def mlp(self, x: jax.Array) -> jax.Array:
+        """`[B, T, D]` to `[B, T, D]`."""
+        return self.outer(jax.nn.gelu(self.inner(x), approximate=self.approximate))
 
     def __call__(self, x: jax.Array, variant: Variant) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""
-        branch = self.attention(x)
-        x = x + branch if variant.skip else branch
-        x = self.attention_norm(x) if variant.norm else x
-        gelu = functools.partial(jax.nn.gelu, approximate=self.approximate)
-        if variant.mlp:
-            x = x + self.outer(gelu(self.inner(x)))
-        elif self.keeps_activation:
-            x = x + gelu(x)
-        else:
+        x = run_parts(self, x, variant)
+        if variant.mlp or not self.keeps_activation:
             return x
+        x = x + jax.nn.gelu(x, approximate=self.approximate)
         return self.mlp_norm(x) if variant.norm else x
+
+
+def run_parts(
+    block: Block | PretrainedBlock, x: jax.Array, variant: Variant
+) -> jax.Array:
+    """A block with parts left out, `[B, T, D]` to `[B, T, D]`.
+
+    Without the skip connection ``x = LN(attention(x))``, or ``x = attention(LN(x))`` in
+    a network with norms before attention and MLP.
+    """
+
+    def normalise(norm: LayerNorm, x: jax.Array, *, first: bool) -> jax.Array:
+        return norm(x) if variant.norm and block.norm_first == first else x
+
+    branch = block.attention(normalise(block.attention_norm, x, first=True))
+    x = x + branch if variant.skip else branch
+    x = normalise(block.attention_norm, x, first=False)
+    if not variant.mlp:
+        return x
+    x = x + block.mlp(normalise(block.mlp_norm, x, first=True))
+    return normalise(block.mlp_norm, x, first=False)
 
 
 class Network(nnx.Module):
@@ -150,7 +171,8 @@ class Network(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shape = find_shape(shape)
-        check_length(shape, length)
+        if not 0 < length <= shape.max_length:
+            raise expected("length", f"1 to {shape.max_length} tokens", length)
         self.num_layers = shape.num_layers if num_layers is None else num_layers
         check_size("num_layers", self.num_layers)
         size = (shape.vocab_size, shape.embed_dim)
@@ -172,22 +194,16 @@ class Network(nnx.Module):
             [Block(shape, mechanism, options, length, rngs) for _ in range(count)]
         )
 
-    def __call__(
-        self, tokens: jax.Array, variant: Variant, scale: float = 1.0
-    ) -> jax.Array:
-        """The hidden states `[L + 1, B, T, D]`, embeddings first, for `[B, T]` ids.
-
-        ``scale`` multiplies the embeddings.
-        """
-        x = self._embedded(tokens) * scale
-        states = [x]
+    def __call__(self, tokens: jax.Array, variant: Variant) -> jax.Array:
+        """The hidden states `[L + 1, B, T, D]`, embeddings first, for `[B, T]` ids."""
+        states = [self.embed_tokens(tokens)]
         for layer in range(self.num_layers):
-            x = self.blocks[layer % len(self.blocks)](x, variant)
-            states.append(x)
+            block = self.blocks[layer % len(self.blocks)]
+            states.append(block(states[-1], variant))
         return jnp.stack(states)
 
-    def _embedded(self, tokens: jax.Array) -> jax.Array:
-        check_shape("tokens", tokens, "B T", None, None)
+    def embed_tokens(self, tokens: jax.Array) -> jax.Array:
+        """The input of the first block, `[B, T, D]`."""
         x = self.embed[...][tokens]
         if not self.relative:
             x = x + self.positions[...][None, : tokens.shape[1]]
@@ -197,16 +213,10 @@ class Network(nnx.Module):
 
 
 def find_shape(shape: Shape | str) -> Shape:
-    """The shape with a name in `SHAPES`, or the given shape."""
-    return (
-        SHAPES[known("--network", shape, SHAPES)] if isinstance(shape, str) else shape
-    )
-
-
-def check_length(shape: Shape, length: int) -> None:
-    """Raises ``ValueError`` unless the network has positions for this many tokens."""
-    if not 0 < length <= shape.max_length:
-        raise expected("length", f"1 to {shape.max_length} tokens", length)
+    """The shape with a name in `SHAPES`, or the shape itself."""
+    if isinstance(shape, str):
+        return SHAPES[known("--network", shape, SHAPES)]
+    return shape
 
 
 def zipf_tokens(
@@ -217,7 +227,7 @@ def zipf_tokens(
     return draw_words(vocab_size, (batch_size, length), rng)
 
 
-def _draw_again(attention: MultiHeadAttention, rngs: nnx.Rngs) -> None:
+def _redraw(attention: MultiHeadAttention, rngs: nnx.Rngs) -> None:
     """Redraws the projections of a layer as in BERT: N(0, 0.02)."""
     for name in attention.projections:
         kernel = getattr(attention, name).kernel

@@ -7,6 +7,7 @@ minutes.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,18 +15,32 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from lra_jax import progress
 from lra_jax.analysis.fitting import fit_epochs
+from lra_jax.analysis.pages import Chart, Panel, Section
 from lra_jax.analysis.path_network import PathNetwork, PathSettings, draw_paths
 from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, sorting
+from lra_jax.analysis.paths import path_length_distribution
 from lra_jax.errors import known
+from lra_jax.reports import charts
+from lra_jax.reports.table import Table
 
 _SORTING = PathSettings(48, 6, 2, 10, vocab_size=10, longest=512)
 _HULL = PathSettings(84, 6, 3, 2, input_layers=2)
 _MEMORY = PathSettings(250, 6, 2, 2, vocab_size=30_522)
 # The numbers of paths that are summed.
 _NUM_PATHS = (5, 20)
+# Layers and heads of published models.
+_MODELS = {
+    "DistilBERT": (6, 12),
+    "BERT-base": (12, 12),
+    "BERT-large": (24, 16),
+    "DeiT-T": (12, 3),
+    "GPT-3": (96, 96),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +154,7 @@ def run_experiment(
     )
     inputs, labels = jnp.asarray(test.inputs), jnp.asarray(test.labels)
     rng = np.random.default_rng(seed)
-    found = {}
+    by_length = {}
     lengths = settings.num_layers + 1
     clock = progress.Clock("lengths of the paths", len(_NUM_PATHS) * lengths)
     for count in _NUM_PATHS:
@@ -151,9 +166,9 @@ def run_experiment(
             )
             rows.append([float(along(params, inputs, labels, p)) for p in drawn])
             clock.tick()
-        found[count] = np.array(rows)
+        by_length[count] = np.array(rows)
     whole = float(score(params, inputs, labels))
-    return PathResult(whole, test.majority, found, losses)
+    return PathResult(whole, test.majority, by_length, losses)
 
 
 def make_data(
@@ -203,6 +218,92 @@ def fit(
 
     data = (batches(task.inputs), batches(task.labels))
     return fit_epochs(loss, params, data, optimizer, experiment.epochs, seed)
+
+
+def lengths_section() -> Section:
+    """The number of paths of each length in published models, in closed form."""
+    lines, data = [], {}
+    for name, (layers, heads) in _MODELS.items():
+        shares = path_length_distribution(layers, heads)
+        label = f"{name}, {layers} layers of {heads} heads"
+        lines.append(charts.Line(label, np.linspace(0, 1, len(shares)), shares))
+        data[name] = {"layers": layers, "heads": heads, "shares": shares}
+    xlabel = "length of a path, share of the layers"
+    caption = (
+        "Paths by their length, C(L, k) H^k of (1 + H)^L: nearly all of them are "
+        "nearly as long as the network is deep."
+    )
+    chart = Chart(
+        "path-lengths",
+        [Panel(lines, settings={"xlabel": xlabel, "xlim": (0.5, 1.01)})],
+        caption,
+        data=data,
+        size=(7.5, 4),
+        ylabels=["share of the paths"],
+    )
+    return Section("Most paths are long", [chart])
+
+
+def results_section(
+    results: Mapping[str, PathResult],
+    experiments: Mapping[str, Experiment],
+    is_quick: bool,
+) -> Section:
+    """Accuracy against path length, a panel for each experiment."""
+    caption = (
+        "Accuracy of the sum of random paths by their length; one standard deviation "
+        "over draws of the paths is shaded."
+        + (" Quick settings: fewer steps, larger learning rate." if is_quick else "")
+    )
+    data = {
+        name: {
+            "whole": result.whole,
+            "majority": result.majority,
+            "losses": result.losses,
+            **{f"{count} paths": rows for count, rows in result.by_length.items()},
+        }
+        for name, result in results.items()
+    }
+    chart = Chart(
+        "paths",
+        [_panel(name, result) for name, result in results.items()],
+        caption,
+        data=data,
+        ylabels=["share of tokens labelled correctly"],
+        shared={"sharey": True},
+    )
+    rows = []
+    for name, result in results.items():
+        means = result.by_length[max(result.by_length)].mean(1)
+        printed = experiments[name].whole
+        rows.append(
+            (
+                name,
+                f"{result.whole:.3f}",
+                "-" if printed is None else printed,
+                f"{result.majority:.3f}",
+                *(f"{means[length]:.3f}" for length in (0, 1, 3, -1)),
+            )
+        )
+    head = ("experiment", "whole network", "published", "most frequent label")
+    lengths = ("length 0", "length 1", "length 3", "length L")
+    return Section("Short paths do the work", [chart, Table((*head, *lengths), rows)])
+
+
+def _panel(title: str, result: PathResult) -> Panel:
+    lines = [
+        charts.Line(f"{n} paths", range(len(rows)), rows.mean(1), spread=rows.std(1))
+        for n, rows in result.by_length.items()
+    ]
+
+    def draw(_: Figure, axis: Axes) -> None:
+        axis.axhline(result.whole, color="black", linewidth=1, label="whole network")
+        looks: dict[str, Any] = {"color": charts.GREY, "linestyle": ":"}
+        axis.axhline(result.majority, label="most frequent label", **looks)
+
+    xlabel = "length of the paths, layers"
+    settings = {"title": title, "xlabel": xlabel, "ylim": (0, 1.03)}
+    return Panel(lines, draw, integers="x", settings=settings)
 
 
 def _accuracy(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.analysis.networks import EPSILON, INIT
+from lra_jax.attention import registry
 from lra_jax.errors import expected
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
@@ -94,7 +95,7 @@ class PathBlock(nnx.Module):
         rows = jnp.arange(out.kernel[...].shape[0]) // width == head
         whole = out.kernel[...]
         out.kernel[...] = jnp.where(rows[:, None], whole, 0)
-        branch = _normed(self.attention(x, mask=mask))
+        branch = _normalise(self.attention(x, mask=mask))
         out.kernel[...] = whole
         return jnp.where(head < 0, x, branch)
 
@@ -145,7 +146,7 @@ class PathNetwork(nnx.Module):
 
         ``rngs`` with a stream "dropout" trains; ``mask`` `[B, T]` is True at tokens.
         """
-        x = self.dropout(self._embedded(inputs), rngs)
+        x = self.dropout(self.embed_inputs(inputs), rngs)
         for block in self.blocks:
             x = block(x, mask, rngs)
         return self.head(self.dropout(x, rngs))
@@ -154,7 +155,7 @@ class PathNetwork(nnx.Module):
         self, inputs: jax.Array, paths: jax.Array, mask: jax.Array | None = None
     ) -> jax.Array:
         """The same from a sum of paths, `int [P, L]`: their heads, -1 = skipped."""
-        start = self._embedded(inputs)
+        start = self.embed_inputs(inputs)
 
         total = jnp.zeros_like(start)
         for path in paths:
@@ -162,9 +163,9 @@ class PathNetwork(nnx.Module):
             for block, head in zip(self.blocks, path, strict=True):
                 x = block.one_head(x, mask, head)
             total = total + x
-        return self.head(_normed(total))
+        return self.head(_normalise(total))
 
-    def _embedded(self, inputs: jax.Array) -> jax.Array:
+    def embed_inputs(self, inputs: jax.Array) -> jax.Array:
         x = inputs
         if self.settings.vocab_size is not None:
             x = self.embed[...][inputs]
@@ -173,6 +174,18 @@ class PathNetwork(nnx.Module):
         for index, layer in enumerate(self.inputs):
             x = layer(jax.nn.gelu(x, approximate=False) if index else x)
         return self.norm(x)
+
+
+def check_mechanism(mechanism: str) -> None:
+    """Refuses a mechanism that a `PathNetwork` cannot have.
+
+    Raises:
+      ValueError: it has parameter arrays, or not all four projections.
+    """
+    entry = registry.resolve(mechanism)
+    if entry.parameters or len(entry.projections) < 4:
+        wanted = "a mechanism of queries, keys and values without its own parameters"
+        raise expected("--attention", wanted, repr(mechanism))
 
 
 def draw_paths(
@@ -193,6 +206,6 @@ def draw_paths(
     return paths
 
 
-def _normed(x: jax.Array) -> jax.Array:
+def _normalise(x: jax.Array) -> jax.Array:
     centred = x - x.mean(-1, keepdims=True)
     return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + EPSILON)

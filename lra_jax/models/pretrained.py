@@ -115,17 +115,17 @@ class PretrainedBlock(nnx.Module):
         self, x: jax.Array, mask: jax.Array | None, rngs: nnx.Rngs | None
     ) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`; ``mask`` `[B, T]` is True at real tokens."""
-
-        def mlp(x: jax.Array) -> jax.Array:
-            return self.outer(_ACTIVATIONS[self.activation](self.inner(x)))
-
         if self.norm_first:
             attended = self.attention(self.attention_norm(x), mask=mask)
             x = x + self.dropout(attended, rngs)
-            return x + self.dropout(mlp(self.mlp_norm(x)), rngs)
+            return x + self.dropout(self.mlp(self.mlp_norm(x)), rngs)
         attended = self.attention(x, mask=mask)
         x = self.attention_norm(x + self.dropout(attended, rngs))
-        return self.mlp_norm(x + self.dropout(mlp(x), rngs))
+        return self.mlp_norm(x + self.dropout(self.mlp(x), rngs))
+
+    def mlp(self, x: jax.Array) -> jax.Array:
+        """`[B, T, D]` to `[B, T, D]`, without norm and skip connection."""
+        return self.outer(_ACTIVATIONS[self.activation](self.inner(x)))
 
 
 class PretrainedEncoder(nnx.Module):

@@ -81,10 +81,6 @@ class Page:
         """A list, of plain text or of commands."""
         self._parts.append(("commands" if commands else "items", lines))
 
-    def shaded(self, parts: Sequence[tuple[str, int]]) -> None:
-        """Running text, each piece on its own shade of grey, 0 (black) to 255."""
-        self._parts.append(("shaded", parts))
-
     def table(
         self,
         head: Sequence[str],

@@ -1,15 +1,17 @@
 """The command line: pages of real runs, and one clear line for what cannot work."""
 
 import json
-import struct
-from typing import Any
 
 import helpers
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lra_jax import analyze
-from lra_jax.analysis.bert_weights import load_bert
+from lra_jax.analysis import relative_residual
+from lra_jax.analysis.networks import zipf_tokens
+from lra_jax.models import from_softmax
 
 SMALL = ["--layers=1", "--length=8", "--examples=1", "--draws=1"]
 
@@ -49,29 +51,11 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
         (["rank-collapse", "--length=1"], ["--length: expected at least 2", "got 1"]),
         (
             ["rank-collapse", "--weights=/nowhere"],
-            ["--weights: expected a safetensors file, got /nowhere: No such file"],
+            ["--weights: expected a folder with the config.json", "/nowhere"],
         ),
         (
             ["rank-collapse", "--weights=/a", "--workdir=/b"],
             ["--weights: expected nothing with --workdir"],
-        ),
-        *(
-            (
-                ["rank-collapse", f"--{source}=/a", flag],
-                [f"{flag.partition('=')[0]}: expected nothing with --{source}"],
-            )
-            for source, flag in (
-                *(("workdir", "--network=albert"), ("workdir", "--length=64")),
-                *(("workdir", "--seed=1"), ("weights", "--attention=flow")),
-            )
-        ),
-        (
-            ["spectrum", "--checkpoint=last"],
-            ["--checkpoint: expected nothing without --workdir, got 'last'"],
-        ),
-        (
-            ["spectrum", "--workdir=/a", "--attention=flow"],
-            ["--attention: expected nothing with --workdir, got 'flow'"],
         ),
     ],
 )
@@ -105,36 +89,18 @@ def test_out_that_is_a_file(tmp_path, capsys):
     helpers.assert_one_error(code, error, 2, "--out", "can be written")
 
 
-def write_safetensors(file, arrays):
-    header, data = {"__metadata__": {"format": "pt"}}, b""
-    for name, array in arrays.items():
-        kind = {"float32": "F32", "int64": "I64"}[array.dtype.name]
-        end = len(data) + array.nbytes
-        offsets = [len(data), end]
-        header[name] = {
-            "dtype": kind,
-            "shape": array.shape,
-            "data_offsets": offsets,
-        }
-        data += array.tobytes()
-    text = json.dumps(header).encode()
-    file.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
 def bert_arrays(width=128, mlp=8, layers=1):
+    """The arrays of a BERT with 20 words and 16 positions, by Hugging Face's names."""
     rng = np.random.default_rng(0)
-
-    def draw(*shape):
-        return rng.normal(size=shape).astype(np.float32)
-
-    found = {
-        "embeddings.word_embeddings.weight": draw(20, width),
-        "embeddings.position_embeddings.weight": draw(16, width),
-        "embeddings.token_type_embeddings.weight": draw(2, width),
-        "embeddings.LayerNorm.gamma": draw(width),
-        "embeddings.LayerNorm.beta": draw(width),
+    shapes = {
+        "embeddings.word_embeddings.weight": (20, width),
+        "embeddings.position_embeddings.weight": (16, width),
+        "embeddings.token_type_embeddings.weight": (2, width),
+        "embeddings.LayerNorm.gamma": (width,),
+        "embeddings.LayerNorm.beta": (width,),
     }
     for layer in range(layers):
+        place = f"encoder.layer.{layer}"
         sizes = {
             "attention.self.query": (width, width),
             "attention.self.key": (width, width),
@@ -144,101 +110,39 @@ def bert_arrays(width=128, mlp=8, layers=1):
             "output.dense": (width, mlp),
         }
         for name, size in sizes.items():
-            found[f"encoder.layer.{layer}.{name}.weight"] = draw(*size)
-            found[f"encoder.layer.{layer}.{name}.bias"] = draw(size[0])
+            shapes[f"{place}.{name}.weight"] = size
+            shapes[f"{place}.{name}.bias"] = size[:1]
         for name in ("attention.output", "output"):
-            found[f"encoder.layer.{layer}.{name}.LayerNorm.weight"] = draw(width)
-            found[f"encoder.layer.{layer}.{name}.LayerNorm.bias"] = draw(width)
-    return {f"bert.{name}": array for name, array in found.items()}
+            for part in ("weight", "bias"):
+                shapes[f"{place}.{name}.LayerNorm.{part}"] = (width,)
+    return {f"bert.{n}": rng.normal(size=s).astype("f") for n, s in shapes.items()}
 
 
-def test_bert_weights_from_a_file(tmp_path):
-    file = tmp_path / "model.safetensors"
-    arrays = bert_arrays(layers=2)
-    places = np.arange(16, dtype=np.int64)[None]
-    write_safetensors(file, arrays | {"bert.embeddings.position_ids": places})
-    network, shape = load_bert(file)
-    assert (shape.num_layers, shape.num_heads, shape.mlp_dim) == (2, 2, 8)
-    assert (shape.vocab_size, shape.max_length) == (20, 16)
-    block: Any = network.blocks[1]
-    for ours, theirs in (
-        (block.attention.out.kernel, "attention.output.dense.weight"),
-        (block.inner.kernel, "intermediate.dense.weight"),
-        (block.mlp_norm.bias, "output.LayerNorm.bias"),
-    ):
-        expected = arrays[f"bert.encoder.layer.1.{theirs}"].T
-        np.testing.assert_array_equal(ours[...], expected)
-    np.testing.assert_array_equal(
-        network.norm.scale[...], arrays["bert.embeddings.LayerNorm.gamma"]
-    )
-
-
-def test_the_config_beside_weights_has_their_heads(tmp_path):
-    """MiniLM has heads of 32 columns; without a config they would be 64 wide."""
-    file = tmp_path / "model.safetensors"
-    write_safetensors(file, bert_arrays(width=128))
+@pytest.mark.parametrize("name", ["", "model.safetensors"])
+def test_rank_collapse_of_weights(name, tmp_path):
+    """With all parts, the curve of the encoder's own hidden states."""
     config = {
         **{"model_type": "bert", "vocab_size": 20, "max_position_embeddings": 16},
-        **{"num_hidden_layers": 1, "hidden_size": 128, "intermediate_size": 8},
+        **{"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 8},
         **{"num_attention_heads": 4, "hidden_act": "gelu_new"},
     }
-    beside = tmp_path / "config.json"
-    beside.write_text(json.dumps(config))
-    network, shape = load_bert(file)
-    assert (shape.num_heads, shape.gelu) == (4, "tanh")
-    attention: Any = network.blocks[0].attention
-    assert attention.head_dim == 32
-    for change, part in (
-        ({"hidden_act": "relu"}, r"hidden_act.*'relu'"),
-        ({"num_attention_heads": 3}, "num_attention_heads that divide 128"),
-    ):
-        beside.write_text(json.dumps(config | change))
-        with pytest.raises(ValueError, match=part):
-            load_bert(file)
-    beside.unlink()
-    write_safetensors(file, bert_arrays(width=72))
-    with pytest.raises(ValueError, match=r"config\.json.*a width of 72"):
-        load_bert(file)
-
-
-def test_rank_collapse_of_weights(tmp_path):
-    file = tmp_path / "model.safetensors"
-    write_safetensors(file, bert_arrays())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(bert_arrays(layers=2), tmp_path / "model.safetensors")
     out = tmp_path / "out"
     settings = analyze.RankCollapse(
-        out=str(out), weights=str(file), length=16, examples=1
+        out=str(out), weights=str(tmp_path / name), length=16, examples=1, seed=3
     )
     analyze.run(settings)
-    stored = json.loads((out / "rank-collapse-bert.json").read_text())
-    (curves,) = [stored["data"]["ours"]]
-    assert len(curves["attention + skip"]["mean"]) == 2
+    curves = json.loads((out / "rank-collapse-bert.json").read_text())["data"]["ours"]
+    tokens = jnp.asarray(zipf_tokens(20, 1, 16, 3))
+    states = from_softmax(tmp_path).hidden_states(tokens)
+    expected = relative_residual(np.stack(states)[:, 0])
+    np.testing.assert_allclose(curves["transformer"]["mean"], expected, rtol=1e-3)
+    assert len({curve["mean"][-1] for curve in curves.values()}) == 4
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda data: data[:-4],
-        lambda data: b"PK\3\4" + data,
-        lambda data: b"",
-        lambda data: data[:8] + b"[" + data[9:],
-    ],
-)
-def test_a_file_that_is_no_safetensors(spoil, tmp_path):
-    file = tmp_path / "model.safetensors"
-    write_safetensors(file, bert_arrays())
-    file.write_bytes(spoil(file.read_bytes()))
-    wanted = r"^--weights: expected a safetensors file, got .*model\.safetensors: "
-    with pytest.raises(ValueError, match=wanted):
-        load_bert(file)
-
-
-def test_weights_of_another_model(tmp_path):
-    file = tmp_path / "model.safetensors"
-    write_safetensors(file, {"wte.weight": np.ones((3, 2), np.float32)})
-    with pytest.raises(ValueError, match=r"expected the weights of a BERT.*wte"):
-        load_bert(file)
-    arrays = bert_arrays()
-    del arrays["bert.encoder.layer.0.output.dense.bias"]
-    write_safetensors(file, arrays)
-    with pytest.raises(ValueError, match=r"output\.dense\.bias"):
-        load_bert(file)
+def test_a_file_that_is_no_safetensors(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    settings = analyze.RankCollapse(str(tmp_path / "out"), weights=str(tmp_path))
+    with pytest.raises(ValueError, match=r"^--weights: expected the config of a BERT"):
+        analyze.run(settings)

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from lra_jax.analysis import path_tasks
-from lra_jax.analysis.circle import CircleSettings, run_circle
+from lra_jax.analysis.circle import run_circle
 from lra_jax.analysis.path_experiments import PUBLISHED, QUICK, run_experiment
 from lra_jax.analysis.path_network import PathNetwork, PathSettings, draw_paths
 
@@ -59,7 +59,7 @@ def normed(x):
 def test_a_path_is_one_head_of_each_of_its_layers():
     model = PathNetwork(TINY, rngs=nnx.Rngs(0))
     inputs = jnp.asarray(path_tasks.sorting(2, 0).inputs)
-    start = np.asarray(model._embedded(inputs))
+    start = np.asarray(model.embed_inputs(inputs))
     paths = np.array([[1, -1], [-1, 0], [0, 1], [-1, -1]], np.int32)
     total = np.zeros_like(start)
     for path in paths:
@@ -132,12 +132,11 @@ def test_published_settings():
 
 
 def test_pure_attention_runs_together_on_the_circle():
-    settings = CircleSettings()  # as published
-    run = run_circle(settings, skip=False, mlp=False)
+    run = run_circle(skip=False, mlp=False)
     assert run.trajectory.shape == (300, 2, 2) and len(run.losses) == 70
     np.testing.assert_allclose(run.trajectory[0, 0], [0.3, 0], atol=1e-7)
     assert run.spread[0] > 0.59 and run.spread[-1] < 1e-3
     last = run.trajectory[-2:]
     assert np.abs(last[0] - last[1]).max() < 1e-3  # a point, not a curve
-    skipping = run_circle(settings, skip=True, mlp=False)
+    skipping = run_circle(skip=True, mlp=False)
     assert skipping.spread[-1] > 0.1

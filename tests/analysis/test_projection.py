@@ -1,6 +1,7 @@
 """Linformer's Theorem 1, measured: random projections and the nearest matrices."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,8 @@ from lra_jax.analysis.projection import (
     projection_error,
     truncation_errors,
 )
-from lra_jax.analysis.spectrum_report import Spectra, add_projections
+from lra_jax.analysis.spectra import Spectra, projection_section
 from lra_jax.reports import charts
-from lra_jax.reports.page import Page
 
 
 def attention(length: int, width: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -83,23 +83,16 @@ def test_errors() -> None:
         projection_bound(4, 1)
 
 
-@pytest.mark.parametrize(("length", "granted"), [(128, False), (512, True)])
-def test_only_drawn_lines_are_in_the_legend(length, granted, monkeypatch):
-    """Below 33.75 ln(n) the theorem grants no error, so it has no line."""
+@pytest.mark.parametrize(("length", "is_bound"), [(128, False), (512, True)])
+def test_only_drawn_lines_are_in_the_legend(length, is_bound):
+    """Below 33.75 ln(n) the theorem allows no error, so it has no line."""
     sizes = 2 ** np.arange(2, length.bit_length())
-    errors = {
-        name: np.full((1, len(sizes)), 0.1)
-        for name in ("projected", "factors", "nearest")
-    }
-    worst, size = np.full(len(sizes), 0.2), np.array(length)
-    found = Spectra(**errors, worst=worst, sizes=sizes, length=size)
-    figures = []
-    page = Page("Spectrum")
-    monkeypatch.setattr(
-        page, "figure", lambda name, figure, text: figures.append(figure)
-    )
+    error = np.full((1, len(sizes)), 0.1)
+    none = np.empty((1, 1, 65)), np.empty((1, 1))
+    spectra = Spectra(*none, length, sizes, error, error, 2 * error[0], error)
+    section: Any = projection_section({"softmax": spectra}, "")
+    chart, _ = section.parts
     with charts.style():
-        add_projections(page, {"softmax": found}, "")
-    (legend,) = figures[0].legends
+        (legend,) = chart.draw().legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert len(names) == 4 + granted and ("Theorem 1" in names) == granted
+    assert len(names) == 4 + is_bound and ("Theorem 1" in names) == is_bound

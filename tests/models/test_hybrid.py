@@ -14,10 +14,10 @@ from attention.mechanisms import assert_rejects
 from flax import nnx
 
 from lra_jax import models
-from lra_jax.analysis.spectrum_report import add_spectra, run_spectra
+from lra_jax.analysis.spectra import run_spectra, spectrum_section
 from lra_jax.configs import get_preset
 from lra_jax.models import EncoderConfig, TransformerEncoder, decoding, saved
-from lra_jax.reports.page import Page
+from lra_jax.reports import charts
 from lra_jax.tasks.encoder import encoder_config
 
 SIZES: dict[str, Any] = {
@@ -232,16 +232,19 @@ def test_spaces_do_not_make_another_run() -> None:
     assert one == other and one.mixers == "hgrn / cosformer"
 
 
-def test_spectra_of_layers_with_different_numbers_of_heads(tmp_path: Path) -> None:
+def test_spectra_of_layers_with_different_numbers_of_heads() -> None:
     settings = SIZES | {"mechanism": "cosformer", "hybrid": ("hgrn", "cosformer")}
     model = models.SequenceClassifier(11, 3, rngs=nnx.Rngs(params=0), **settings)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 9)))
     lengths = jnp.array([9, 7])
     run = SimpleNamespace(model=model, run=lambda batch: model(*batch))
     spectra = run_spectra(run, (tokens, lengths))
-    heads = np.isfinite(spectra["ranks"]).sum(1)
+    heads = np.isfinite(spectra.ranks).sum(1)
     assert heads[0] == heads[2] != heads[1] == 2
     for name in ("projected", "factors", "nearest", "worst"):
-        assert np.isfinite(spectra[name]).all()
-    page = Page("Spectra", tmp_path)
-    add_spectra(page, {"hybrid": spectra}, "A hybrid.")
+        assert np.isfinite(getattr(spectra, name)).all()
+    section: Any = spectrum_section({"hybrid": spectra}, "A hybrid.")
+    chart, table = section.parts
+    assert "Blue cells are heads" in chart.caption and len(table.rows) == 3
+    with charts.style():
+        assert len(chart.draw().axes) == 3

@@ -48,7 +48,6 @@ def full_page(folder, text=HOSTILE):
     page.text(text)
     page.items([text])
     page.items([text], commands=True)
-    page.shaded([(text, 0), ("b", 255)])
     page.table((text, "number"), [(text, 1.5), ("x", text)], ours=1)
     with charts.style():
         figure, axes = charts.figure()
@@ -76,13 +75,6 @@ def test_html_escapes_every_part(tmp_path):
     assert reader.cells == [HOSTILE, "number", HOSTILE, "1.5", "x", HOSTILE]
 
 
-def test_shades():
-    page = Page("a")
-    page.shaded([("A", 255), ("B", 0)])
-    assert 'rgb(255,255,255);color:#000">A' in page.html()
-    assert 'rgb(0,0,0);color:#fff">B' in page.html()
-
-
 def test_markdown_escapes_every_part(tmp_path):
     """A reader of Markdown shows each text as it is, on one line."""
     reader = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -90,7 +82,7 @@ def test_markdown_escapes_every_part(tmp_path):
     markdown = full_page(tmp_path).markdown()
     html = Reader(reader.render(markdown))
     assert html.cells == [text, "number", text, "1.5", "x", text]
-    assert html.text.count(text) == 10
+    assert html.text.count(text) == 9
     images = [value for name, value in html.attributes if name == "src"]
     assert images == ["picture.png"]
     assert not {"href", "onload"} & {name for name, _ in html.attributes}
