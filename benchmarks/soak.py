@@ -1,28 +1,21 @@
 """Kills runs at random moments, resumes them, and compares them with undisturbed ones.
 
-    python benchmarks/soak.py --kills=50 --stops=20 --out=results/soak.json
+    python benchmarks/soak.py --kills=30 --stops=14 --out=results/soak.json
+    python benchmarks/soak.py --kills=20 --stops=0 --processes=2 --out=...
 
-A small run on generated ListOps is trained repeatedly, in one process and in two. Each
-time a phase is chosen (start-up, data, compilation, step, evaluation, checkpoint, end),
-and at a random moment of it the run's processes, or sometimes only one of two, get a
-SIGKILL; then the same command resumes. Parameters, optimiser, metric sums, position in
-the data, metrics and result at the end must equal those of an undisturbed run, bit for
-bit. Stops are SIGINT and SIGTERM in the same phases: the run must end with their exit
-code and one line. The log lists every one of them, with its phase, and for stops the
-seconds until the process was gone.
-
-Kills during start-up use new commands. The other processes are forks of this one, which
-has imported everything, and find their programs already compiled, except for those
-killed in a compilation: so each takes two seconds instead of ten.
+A small run on generated ListOps is trained again and again. Each time its processes, or
+sometimes only one of two, get a SIGKILL at a random moment of one phase (start-up,
+data, compilation, step, evaluation, checkpoint, end); then the same command resumes.
+Parameters, optimiser, metric sums, position in the data, metrics and result at the end
+must equal those of an undisturbed run, bit for bit. Stops are SIGINT and SIGTERM in the
+same phases: the run must end with their exit code and one line. The log lists each of
+them.
 """
 
 import argparse
 import contextlib
 import dataclasses
-import faulthandler
-import importlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -34,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from common import origin, write
 
@@ -53,28 +46,21 @@ ENVIRONMENT = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    # A fork cannot restart itself.
     "LRA_JAX_ALLOCATOR": "system",
+    "PYTHONPATH": str(ROOT),
 }
-FORK = multiprocessing.get_context("fork")
-# In a report: whether all its steps were compiled depends on where a session began.
+# In a report, and in a result: whatever differs from run to run.
 TIMES = ("seconds", "steps_per_second", "warm", "data_wait")
-# In a result: whatever differs from run to run, and the seal over it.
 VARYING = (
     *("seconds", "steps_per_second", "steps_per_second_kind", "command"),
     *("data_wait", "peak_memory_bytes", "seal"),
 )
-# Seconds; also those of a phase.
-LIMIT = 600
-IMPORTS = (
-    *("lra_jax.train", "lra_jax.training.session", "lra_jax.data.listops", "tyro"),
-    *("lra_jax.attention.linear.cosformer", "lra_jax.tasks.checks", "grain"),
-)
+LIMIT = 600  # Seconds.
 
 
 @dataclasses.dataclass
 class Job:
-    """One run: its place, and its number of processes."""
+    """One run: its place, its number of processes, and when the first one began."""
 
     folder: Path
     processes: int
@@ -91,33 +77,32 @@ class Job:
         return [*FLAGS, data, f"--workdir={self.workdir}"]
 
     @property
-    def output(self) -> Path:
-        return self.folder / "output.txt"
+    def finished(self) -> bool:
+        return (self.workdir / "result.json").exists()
 
-    def start(self, phase: str = "") -> list["Process"]:
-        """Starts its processes, to be ended in a phase.
-
-        The output of process 0 goes to `output`.
-        """
+    def start(self, compiles: bool = False) -> list[subprocess.Popen[bytes]]:
+        """Starts its processes; their output goes to files. All share compiled
+        programs, unless this one compiles its own."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        port, started = free_port(), []
         cache = self.folder.parent / "cache"
-        if phase == "compilation":
+        if compiles:
             cache = self.folder / f"cache-{time.time_ns()}"
+        environment = os.environ | ENVIRONMENT
+        environment["LRA_JAX_CPU_DEVICES"] = str(2 // self.processes)
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
+        port, started = free_port(), []
+        self.begun = time.time()
         for index in range(self.processes):
-            job = []
+            command = [sys.executable, "-m", "lra_jax.train", *self.flags]
             if self.processes > 1:
-                job = ["--distributed=True", f"--coordinator=127.0.0.1:{port}"]
-                job += [f"--num_processes={self.processes}", f"--process_id={index}"]
-            name = self.output if index == 0 else self.folder / f"output{index}.txt"
-            environment = {
-                "LRA_JAX_CPU_DEVICES": str(2 // self.processes),
-                "JAX_COMPILATION_CACHE_DIR": str(cache),
-            }
-            name.write_bytes(b"")  # Phases are detected in it.
-            start = _command if phase == "start-up" else _fork
-            started.append(start([*self.flags, *job], environment, name))
-        self.begun, self.pid = time.time(), started[0].pid
+                command += ["--distributed=True", f"--coordinator=127.0.0.1:{port}"]
+                command += [f"--num_processes={self.processes}"]
+                command += [f"--process_id={index}"]
+            out, err = (self.folder / f"{name}{index}.txt" for name in ("out", "err"))
+            with out.open("wb") as stdout, err.open("wb") as stderr:
+                streams: Any = {"stdout": stdout, "stderr": stderr}
+                started.append(subprocess.Popen(command, env=environment, **streams))
+        self.pid = started[0].pid
         return started
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -127,87 +112,12 @@ class Job:
             return [json.loads(line) for line in text.splitlines()]
         return []
 
-    def printed(self) -> str:
-        return self.output.read_text() if self.output.exists() else ""
+    def read(self, name: str) -> str:
+        """The output or the errors of process 0."""
+        return (self.folder / f"{name}0.txt").read_text()
 
 
-class Process(Protocol):
-    """The parts of `subprocess.Popen` that are used."""
-
-    pid: int
-
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def kill(self) -> None: ...
-    def send_signal(self, sig: int) -> None: ...
-
-
-class Fork:
-    """A process that is a copy of this one and calls a function."""
-
-    def __init__(self, function: Callable[..., None], *args: Any):
-        self._process = FORK.Process(target=function, args=args)
-        self._process.start()
-        self.pid = self._process.pid or 0
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        code = self._process.exitcode
-        if code is None:
-            raise subprocess.TimeoutExpired("fork", timeout or 0)
-        return code
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
-
-
-def _fork(flags: list[str], environment: dict[str, str], output: Path) -> Process:
-    return Fork(_train, flags, environment, output)
-
-
-def _command(flags: list[str], environment: dict[str, str], output: Path) -> Process:
-    variables = os.environ | {"PYTHONPATH": str(ROOT)} | environment
-    command = [sys.executable, "-m", "lra_jax.train", *flags]
-    with output.open("wb") as out, output.with_suffix(".err").open("wb") as err:
-        return subprocess.Popen(command, env=variables, stdout=out, stderr=err)
-
-
-def _train(flags: list[str], environment: dict[str, str], output: Path) -> None:
-    """Does the work of `python -m lra_jax.train`, in a fork."""
-    import jax
-
-    from lra_jax import signals, train
-
-    for stream, path in ((1, output), (2, output.with_suffix(".err"))):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-    os.environ |= environment
-    faulthandler.dump_traceback_later(LIMIT / 2)  # Shows where it hangs, if it does.
-    folder = environment["JAX_COMPILATION_CACHE_DIR"]
-    jax.config.update("jax_compilation_cache_dir", folder)
-    sys.argv = ["train", *flags]
-    signals.watch()
-    signals.run(train.main)
-
-
-def in_fork(function: Callable[[], Any]) -> Any:
-    """The result of a function that uses devices, which forks cannot share."""
-    reading, writing = FORK.Pipe(duplex=False)
-    process = Fork(lambda: writing.send(function()))
-    writing.close()
-    try:
-        return reading.recv()
-    finally:
-        process.wait()
-
-
-def _watching(job: Job) -> bool:
+def _watches(job: Job) -> bool:
     """Whether it handles SIGTERM yet; before that, Python itself is starting."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{job.pid}/status").read_text().splitlines():
@@ -216,54 +126,38 @@ def _watching(job: Job) -> bool:
     return False
 
 
-def _fresh(job: Job, pattern: str) -> bool:
-    """Whether a folder was made after the start."""
-    for path in job.folder.glob(pattern):
+def _makes(pattern: str) -> Callable[[Job], bool]:
+    """Whether a path has been made since the start."""
+
+    def condition(job: Job) -> bool:
         with contextlib.suppress(OSError):
-            if path.stat().st_ctime > job.begun:
-                return True
-    return False
+            return any(x.stat().st_ctime > job.begun for x in job.folder.glob(pattern))
+        return False
+
+    return condition
 
 
-def _data(job: Job) -> bool:
-    return _fresh(job, "data/*/*/incomplete.*")
-
-
-def _compilation(job: Job) -> bool:
-    return str(job.workdir) in job.printed()
-
-
-def _step(job: Job) -> bool:
-    return "loss" in job.printed()
-
-
-def _evaluation(job: Job) -> bool:
+def _evaluates(job: Job) -> bool:
     last = (job.metrics() or [{"step": 1, "split": ""}])[-1]
     due = last["split"] == "train" and last["step"] % EVAL_EVERY == 0
-    return due and _step(job)
-
-
-def _checkpoint(job: Job) -> bool:
-    return _fresh(job, "run/checkpoints/*/*.orbax-checkpoint-tmp*")
-
-
-def _end(job: Job) -> bool:
-    return "scoring the test split" in job.printed()
+    return due and "loss" in job.read("out")
 
 
 # How to detect that a phase has begun, and about how many seconds it lasts.
 PHASES: dict[str, tuple[Callable[[Job], bool], float]] = {
-    "start-up": (_watching, 4.0),
-    "data": (_data, 1.0),
-    "compilation": (_compilation, 2.0),
-    "step": (_step, 1.0),
-    "evaluation": (_evaluation, 0.5),
-    "checkpoint": (_checkpoint, 0.1),
-    "end": (_end, 1.0),
+    "start-up": (_watches, 4.0),
+    "data": (_makes("data/*/*/incomplete.*"), 1.0),
+    "compilation": (lambda job: str(job.workdir) in job.read("out"), 2.0),
+    "step": (lambda job: "loss" in job.read("out"), 1.0),
+    "evaluation": (_evaluates, 0.5),
+    "checkpoint": (_makes("run/checkpoints/*/*.orbax-checkpoint-tmp*"), 0.1),
+    "end": (lambda job: "scoring the test split" in job.read("out"), 1.0),
 }
 
 
-def await_phase(job: Job, process: Process, phase: str, rng: random.Random) -> bool:
+def await_phase(
+    job: Job, process: subprocess.Popen[bytes], phase: str, rng: random.Random
+) -> bool:
     """Waits for a random moment of a phase; False if the process ended first."""
     begun, lasts = PHASES[phase]
     deadline = time.monotonic() + LIMIT
@@ -271,7 +165,7 @@ def await_phase(job: Job, process: Process, phase: str, rng: random.Random) -> b
         if process.poll() is not None:
             return False
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{phase} did not begin: {job.printed()}")
+            raise TimeoutError(f"{phase} did not begin: {job.read('out')}")
         time.sleep(0.001)
     time.sleep(rng.random() * lasts)
     return process.poll() is None
@@ -279,7 +173,7 @@ def await_phase(job: Job, process: Process, phase: str, rng: random.Random) -> b
 
 def kill(job: Job, phase: str, rng: random.Random) -> dict[str, Any] | None:
     """Starts a job and kills it in a phase; None if it ended first."""
-    processes = job.start(phase)
+    processes = job.start(compiles=phase == "compilation")
     try:
         if not await_phase(job, processes[0], phase, rng):
             return None
@@ -290,64 +184,66 @@ def kill(job: Job, phase: str, rng: random.Random) -> dict[str, Any] | None:
         if alone:  # The other one notices, or is killed likewise.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 next(p for p in processes if p not in victims).wait(timeout=5)
-        return {"phase": phase, "killed": len(victims), **progress(job)}
+        return {"phase": phase, "killed": len(victims), "step": last_step(job)}
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        end(processes)
 
 
-def stop(job: Job, phase: str, signum: int, rng: random.Random) -> dict[str, Any]:
+def stop(job: Job, phase: str, name: str, rng: random.Random) -> dict[str, Any]:
     """Starts a job and sends it a signal in a phase; how it ended."""
-    (process,) = job.start(phase)
-    sent = await_phase(job, process, phase, rng)
-    begun = time.monotonic()
-    if sent:
-        process.send_signal(signum)
+    (process,) = job.start(compiles=phase == "compilation")
+    signum = getattr(signal, name)
     try:
+        sent = await_phase(job, process, phase, rng)
+        start = time.monotonic()
+        if sent:
+            process.send_signal(signum)
         code = process.wait(timeout=LIMIT)
     finally:
-        process.kill()
-    seconds = time.monotonic() - begun
-    errors = job.output.with_suffix(".err").read_text().splitlines()
-    lines = [*job.printed().splitlines()[-1:], *errors]
-    lines = [line.replace(str(job.folder), "FOLDER") for line in lines]
-    told = [line for line in lines if "interrupted" in line or "saved step" in line]
-    row = {"phase": phase, "signal": signal.Signals(signum).name, "code": code}
-    row |= {"seconds": round(seconds, 2), "line": (told or [""])[-1][:60]}
-    finished = code == 0 and (job.workdir / "result.json").exists()
-    good = (code == 128 + signum and len(told) == 1) or finished
+        end([process])
+    seconds = round(time.monotonic() - start, 2)
+    errors = job.read("err").splitlines()
+    lines = [*job.read("out").splitlines()[-1:], *errors]
+    said = [line for line in lines if "interrupted" in line or "saved step" in line]
+    stopped = code == 128 + signum and len(said) == 1
+    good = stopped or (code == 0 and job.finished)
     good = good and not any("Traceback" in line for line in errors)
-    return row | {"sent": sent, "good": good, **progress(job)}
+    row = {"phase": phase, "signal": name, "code": code, "seconds": seconds}
+    line = (said or [""])[-1].replace(str(job.folder), "FOLDER")[:60]
+    return row | {"line": line, "sent": sent, "good": good, "step": last_step(job)}
 
 
-def progress(job: Job) -> dict[str, int]:
+def last_step(job: Job) -> int:
     """The last reported step."""
-    return {"step": max((line["step"] for line in job.metrics()), default=0)}
+    return max((line["step"] for line in job.metrics()), default=0)
+
+
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Kills what still runs."""
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 def finish(job: Job) -> None:
-    """Resumes a job until it ends.
-
-    If one process fails, the other may wait for it: it is killed, and the error has
-    what both printed.
-    """
+    """Resumes a job until it ends; if one process fails, the other is killed."""
     processes = job.start()
     deadline = time.monotonic() + LIMIT
     codes: list[int | None] = [None]
     while None in codes and not any(codes) and time.monotonic() < deadline:
         time.sleep(0.05)
         codes = [process.poll() for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
+    end(processes)
     if any(code != 0 for code in codes):
-        said = [path.read_text() for path in sorted(job.folder.glob("*.err"))]
-        raise RuntimeError("\n".join([f"exit codes {codes}", *said]))
+        errors = [path.read_text() for path in sorted(job.folder.glob("err*.txt"))]
+        raise RuntimeError("\n".join([f"exit codes {codes}", *errors]))
 
 
 def outcome(job: Job) -> dict[str, Any]:
     """Everything that must be equal at the end: arrays as bytes, numbers, lines."""
+    import jax
+    import numpy as np
+
     from lra_jax import cli
     from lra_jax.training.session import Session
 
@@ -357,13 +253,10 @@ def outcome(job: Job) -> dict[str, Any]:
         state, progress = session.trainer.checkpoints.restore(
             session.trainer.state, session.trainer.data if job.processes == 1 else None
         )
-    import jax
-    import numpy as np
-
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = {jax.tree_util.keystr(k): np.asarray(x).tobytes() for k, x in leaves}
     latest = job.workdir / "checkpoints" / "latest" / str(STEPS) / "data"
-    assert session.result is not None
+    result = json.loads((job.workdir / "result.json").read_text())
     return {
         "arrays": arrays,
         "progress": progress._replace(seconds=0.0),
@@ -372,143 +265,102 @@ def outcome(job: Job) -> dict[str, Any]:
             {name: value for name, value in line.items() if name not in TIMES}
             for line in job.metrics()
         ],
-        "result": {
-            n: v for n, v in session.result.to_dict().items() if n not in VARYING
-        },
+        "result": {n: v for n, v in result.items() if n not in VARYING},
     }
 
 
-def soak(
-    folder: Path,
-    processes: int,
-    kills: int,
-    stops: int,
-    rng: random.Random,
-    log: dict[str, Any],
-    keep: Callable[[], None] = lambda: None,
-) -> None:
-    """Kills and stops runs with this many processes until there are enough of each.
-
-    Args:
-      folder: folder for the runs; they are removed.
-      processes: number of processes in each run.
-      kills, stops: how many.
-      rng: chooses phases and moments.
-      log: receives every kill and stop, and the differences found in every completed
-        run.
-      keep: called after each run.
-    """
-    alone = Job(folder / "alone", processes)
-    finish(alone)
-    wanted = in_fork(lambda: outcome(alone))
-    log |= {"processes": processes, "kills": [], "stops": [], "runs": []}
-    plan = _plan(kills, stops, rng)
-    number = 0
-    while plan:
-        number += 1
-        job = Job(folder / f"run{number}", processes)
-        rows = 0
-        while plan and not (job.workdir / "result.json").exists():
-            what, phase = plan[0]
-            if phase == "data" and any(job.folder.glob("data/*/*/[0-9]*")):
-                break  # Only a new run makes data.
-            plan.pop(0)
-            if what == "kill":
-                row = kill(job, phase, rng)
-                if row is None:
-                    plan.append((what, phase))
-                else:
-                    log["kills"].append({"run": number, **row})
-            else:
-                row = stop(job, phase, getattr(signal, what), rng)
-                log["stops"].append({"run": number, **row})
-            rows += row is not None
-            print(number, what, phase, row, flush=True)
-        finish(job)
-        found = in_fork(lambda job=job: outcome(job))
-        differing = [name for name in wanted if found[name] != wanted[name]]
-        log["runs"].append({"run": number, "disturbed": rows, "differ": differing})
-        print(number, "differs in", differing, flush=True)
-        shutil.rmtree(job.folder)
-        keep()
-
-
-def _plan(kills: int, stops: int, rng: random.Random) -> list[tuple[str, str]]:
+def make_plan(kills: int, stops: int, rng: random.Random) -> list[tuple[str, str]]:
     """Kills and stops in every phase, shuffled in bouts that begin with the data."""
-    phases = list(PHASES)
-    names = [("kill", phases[i % len(phases)]) for i in range(kills)]
-    both = ("SIGTERM", "SIGINT")
-    names += [(both[i % 2], phases[i // 2 % len(phases)]) for i in range(stops)]
-    rng.shuffle(names)
-    bout = 12
-    order = {name: index for index, name in enumerate(["data", "start-up", "other"])}
-    parts = [names[i : i + bout] for i in range(0, len(names), bout)]
-    for part in parts:
-        part.sort(key=lambda x: order.get(x[1], 2))
-        part.sort(key=lambda x: x[1] == "end")
-    return [name for part in parts for name in part]
+    phases, both = list(PHASES), ("SIGTERM", "SIGINT")
+    plan = [("kill", phases[i % len(phases)]) for i in range(kills)]
+    plan += [(both[i % 2], phases[i // 2 % len(phases)]) for i in range(stops)]
+    rng.shuffle(plan)
+    order = {"data": 0, "start-up": 1, "end": 3}
+    bouts = [plan[i : i + 12] for i in range(0, len(plan), 12)]
+    return [x for bout in bouts for x in sorted(bout, key=lambda x: order.get(x[1], 2))]
+
+
+def disturb(
+    job: Job, plan: list[tuple[str, str]], rng: random.Random
+) -> dict[str, Any]:
+    """Kills and stops a job as planned, until it ends or needs a new one; takes what it
+    did from the plan."""
+    kills, stops = [], []
+    while plan and not job.finished:
+        what, phase = plan[0]
+        if phase == "data" and any(job.folder.glob("data/*/*/[0-9]*")):
+            break  # Only a new run makes data.
+        plan.pop(0)
+        if what != "kill":
+            row = stop(job, phase, what, rng)
+            stops.append(row)
+        else:
+            row = kill(job, phase, rng)
+            if row is None:
+                plan.append((what, phase))
+            else:
+                kills.append(row)
+        print(what, phase, row, flush=True)
+    return {"kills": kills, "stops": stops}
+
+
+def soak(
+    folder: Path, processes: int, kills: int, stops: int, rng: random.Random
+) -> dict[str, Any]:
+    """Disturbs runs until there are enough kills and stops; the log of all, and how
+    each run differs from an undisturbed one."""
+    undisturbed = Job(folder / "alone", processes)
+    finish(undisturbed)
+    reference = outcome(undisturbed)
+    plan, runs = make_plan(kills, stops, rng), []
+    while plan:
+        job = Job(folder / f"run{len(runs)}", processes)
+        log = disturb(job, plan, rng)
+        finish(job)
+        result = outcome(job)
+        differ = [name for name in reference if result[name] != reference[name]]
+        print("differs in", differ, flush=True)
+        runs.append(log | {"differ": differ})
+        shutil.rmtree(job.folder)
+    stopped = [row for run in runs for row in run["stops"]]
+    return {
+        "processes": processes,
+        "kills": sum(len(run["kills"]) for run in runs),
+        "runs": len(runs),
+        "runs_equal": sum(not run["differ"] for run in runs),
+        "stops": len(stopped),
+        "stops_good": sum(row["good"] for row in stopped),
+        "stops_longest_seconds": max((r["seconds"] for r in stopped), default=0.0),
+        "log": runs,
+    }
 
 
 def free_port() -> int:
     """A port on which nothing listens."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--stops", type=int, default=20)
-    parser.add_argument("--processes", type=int, choices=(1, 2), help="default: both")
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--stops", type=int, default=14, help="of one process only")
+    parser.add_argument("--processes", type=int, choices=(1, 2), default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    prepare()
-    about = in_fork(origin)
-    rng = random.Random(options.seed)
-    begun = time.monotonic()
-    logs: list[dict[str, Any]] = []
-
-    def keep() -> None:
-        minutes = round((time.monotonic() - begun) / 60, 1)
-        if options.out is not None:
-            write(options.out, summary(logs) | about | {"minutes": minutes})
-
-    both = [(1, 0.6), (2, 0.4)]
-    chosen = [(n, 1.0) for n, _ in both if n == options.processes] or both
-    for processes, share in chosen:
-        logs.append({})
-        kills = round(options.kills * share)
-        stops = options.stops if processes == 1 else 0
-        with tempfile.TemporaryDirectory(prefix="soak") as folder:
-            soak(Path(folder), processes, kills, stops, rng, logs[-1], keep)
-    counted = {name: n for name, n in summary(logs).items() if name != "logs"}
-    print(json.dumps(counted, indent=2))
-
-
-def prepare() -> None:
-    """Imports what a run needs, without initialising the devices."""
+    if options.processes > 1 and options.stops:
+        parser.error("--stops: expected 0 with --processes=2")
     os.environ |= ENVIRONMENT
-    sys.path.insert(0, str(ROOT))
-    for name in IMPORTS:
-        importlib.import_module(name)
-
-
-def summary(logs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The outcome, in a few numbers, and the logs."""
-    equal = [not run["differ"] for log in logs for run in log["runs"]]
-    stopped = [row for log in logs for row in log["stops"]]
-    return {
-        "kills": sum(len(log["kills"]) for log in logs),
-        "runs": len(equal),
-        "runs_equal": sum(equal),
-        "stops": len(stopped),
-        "stops_good": sum(row["good"] for row in stopped),
-        "stops_longest_seconds": max((r["seconds"] for r in stopped), default=0.0),
-        "logs": logs,
-    }
+    with tempfile.TemporaryDirectory(prefix="soak") as folder:
+        rng = random.Random(options.seed)
+        place = Path(folder), options.processes
+        report = soak(*place, options.kills, options.stops, rng)
+    print({name: value for name, value in report.items() if name != "log"})
+    if options.out is not None:
+        write(options.out, origin() | report)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,6 @@ def test_killed_runs_end_like_one_left_alone(tmp_path):
 
 
 def test_the_phases_are_all_planned():
-    planned = soak._plan(14, 14, random.Random(0))
+    planned = soak.make_plan(14, 14, random.Random(0))
     assert {phase for what, phase in planned if what == "kill"} == set(soak.PHASES)
     assert {phase for what, phase in planned if what != "kill"} == set(soak.PHASES)
