@@ -19,6 +19,7 @@ Outcomes are kept in a folder for each commit: a run that was stopped goes on.
 
 import argparse
 import ast
+import collections
 import contextlib
 import copy
 import importlib
@@ -198,6 +199,14 @@ class Watch:
             if item.nodeid not in self.skipped
             and ("/properties/" not in item.nodeid or words[item.nodeid] & names)
         ]
+        if all(item.nodeid.startswith("tests/attention/") for item in items):
+            # A test of each file in turn: time may not be enough for all of one.
+            places = collections.Counter[str]()
+            turns = {}
+            for item in items:
+                places[item.path.name] += 1
+                turns[item.nodeid] = places[item.path.name]
+            items.sort(key=lambda item: turns[item.nodeid])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.failed += [report.nodeid] * report.failed
