@@ -41,7 +41,8 @@ from common import origin, write
 SHARES = {"attention": 90, "models": 42, "tasks": 24, "training": 34}
 SHARES |= {"data/batches.py": 10}
 COMMON = {
-    "attention": "formulas golden padding_and_gradients causal packed streams weights",
+    "attention": "formulas golden padding_and_gradients causal packed streams weights"
+    " flax wrong_options masks_and_errors",
     "models": "layer layers encoder attention_module classifier config",
     "tasks": "tasks language_tasks suite_tasks pathfinder_tasks masked_language_tasks",
     "training": "trainer runs",
