@@ -141,6 +141,16 @@ def fast_jit(function: Callable[..., Any], **keywords: Any) -> Callable[..., Any
     return jax.jit(function, compiler_options=_compiler_options(), **keywords)
 
 
+def pulled_back(function: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """The output of a function of arrays, and the gradients of all, compiled."""
+
+    def both(*arrays):
+        out, pullback = jax.vjp(function, *arrays)
+        return out, pullback(jnp.cos(out))
+
+    return fast_jit(both)
+
+
 @functools.cache
 def jitted(name: str) -> Callable[..., jax.Array]:
     """`run`, compiled; tests with the same shapes share one compilation."""

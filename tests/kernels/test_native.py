@@ -117,7 +117,7 @@ CASES = [
     for name, is_causal in OWN
     for masked, number in (
         *((True, 0), (True, 1), (True, 3)),
-        *(() if name in GATED else ((True, 2), (False, 2), (False, 4))),
+        *(() if name in GATED else ((True, 2), (False, 4))),
     )
 ]
 
@@ -137,6 +137,8 @@ def test_like_the_xla_form(
     compare(name, arrays, 2e-5, mask=mask, is_causal=is_causal)
 
 
+PROJECTION = np.random.default_rng(2).normal(size=(11, 8)).astype("float32")
+EXACT = {"kernel": "softmax", "projection": PROJECTION}
 # Documents within a chunk of 64, over its border and over several chunks; negative
 # lengths are padding.
 DOCUMENTS = ([30, 34, 64, -2, 1, 100, -69], [-3, 200, 7, 90], [300])
@@ -148,14 +150,20 @@ def ids_of(lengths: list[int]) -> np.ndarray:
     return np.repeat(numbers, np.abs(lengths)).astype("int32")
 
 
-@pytest.mark.parametrize("rows", [DOCUMENTS, ONE_LONG_ROW], ids=["rows", "row"])
-@pytest.mark.parametrize(("name", "is_causal"), OWN)
-def test_packed_rows(name: str, is_causal: bool, rows: Any) -> None:
+SHORT = ([30, 40, -5], [60, 15])
+PACKED: list[tuple] = [
+    (name, is_causal, rows, {})
+    for name, is_causal in OWN
+    for rows in (DOCUMENTS, ONE_LONG_ROW)
+]
+# No denominators, and a maximum of the features for each document.
+PACKED += [("norm", is_causal, SHORT, {}) for is_causal in (True, False)]
+PACKED += [("performer", False, SHORT, EXACT)]
+
+
+@pytest.mark.parametrize(("name", "is_causal", "rows", "options"), PACKED)
+def test_packed_rows(name: str, is_causal: bool, rows: Any, options: dict) -> None:
     """At the real positions; two threads share the long document of the long row."""
-    check_packed(name, is_causal, rows)
-
-
-def check_packed(name: str, is_causal: bool, rows: Any, **options: Any) -> None:
     ids = np.stack([ids_of(lengths) for lengths in rows])
     batch, length = ids.shape
     real = ids[:, :, None, None] > 0
@@ -178,24 +186,6 @@ def check_packed(name: str, is_causal: bool, rows: Any, **options: Any) -> None:
 def test_queries_and_keys_of_different_lengths(name: str) -> None:
     compare(name, inputs(3, 2, 40, 150, 3, 9))
     compare(name, inputs(3, 2, 1100, 20, 3, 9))
-
-
-PROJECTION = np.random.default_rng(2).normal(size=(11, 8)).astype("float32")
-
-
-@pytest.mark.parametrize(
-    ("name", "is_causal", "more"),
-    [
-        ("norm", False, {}),
-        ("norm", True, {}),
-        ("performer", False, {"kernel": "softmax", "projection": PROJECTION}),
-    ],
-)
-def test_packed_rows_of_other_mechanisms(
-    name: str, is_causal: bool, more: dict
-) -> None:
-    """A document's own maximum of its features, and no denominators."""
-    check_packed(name, is_causal, ([30, 40, -5], [60, 15]), **more)
 
 
 OPTIONS: list[tuple[str, dict]] = [
@@ -230,11 +220,8 @@ OPTIONS: list[tuple[str, dict]] = [
     ("delta", {"feature_map": "identity", "beta_range": 2.0}),
     ("performer", {"kernel": "exp", "projection": PROJECTION}),
     ("performer", {"kernel": "relu", "scale": 1.0, "feature_eps": 0.1}),
-    ("performer", {"kernel": "softmax", "projection": PROJECTION}),
-    (
-        "performer",
-        {"kernel": "softmax", "hyperbolic": True, "projection": PROJECTION},
-    ),
+    ("performer", EXACT),
+    ("performer", EXACT | {"hyperbolic": True}),
 ]
 OPTIONS_OF_FORMS = [
     (name, more, is_causal)
@@ -259,14 +246,13 @@ def test_feature_maps_have_the_numbers_of_the_library() -> None:
     assert sorted(MAPS) == sorted(FORMULAS) == sorted(kernels.FEATURE_MAPS)
 
 
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
-def test_fewer_key_heads(name: str, is_causal: bool) -> None:
-    compare(name, inputs(7, 1, 80, 80, 4, 8, key_heads=2), is_causal=is_causal)
-
-
-def test_fewer_key_heads_of_exact_features() -> None:
-    arrays = inputs(7, 2, 40, 80, 4, 8, key_heads=2)
-    compare("performer", arrays, kernel="softmax", projection=PROJECTION)
+@pytest.mark.parametrize(
+    ("name", "is_causal", "more"),
+    [*((*form, {}) for form in FORMS), ("performer", False, EXACT)],
+)
+def test_fewer_key_heads(name: str, is_causal: bool, more: dict) -> None:
+    arrays = inputs(7, 2, 80, 80, 4, 8, key_heads=2)
+    compare(name, arrays, is_causal=is_causal, **more)
 
 
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
@@ -408,7 +394,7 @@ def test_transformations(name: str, is_causal: bool) -> None:
     jax.tree.map(assert_close, *rows)
 
 
-@pytest.mark.parametrize(("name", "is_causal"), OWN)
+@pytest.mark.parametrize(("name", "is_causal"), [("linear", True), ("hgrn", False)])
 def test_in_shard_map(name: str, is_causal: bool) -> None:
     """Samples on two devices; the types say along which axis results vary."""
     mesh = jax.make_mesh((2,), ("sample",), axis_types=(AxisType.Auto,))

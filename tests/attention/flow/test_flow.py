@@ -24,6 +24,7 @@ from ..mechanisms import (
     init,
     inputs,
     jitted_causal,
+    pulled_back,
     run,
     steps,
     weights,
@@ -385,13 +386,8 @@ def test_no_features_no_gradient(is_causal: bool) -> None:
     q, k, v = drawn(12, query_length=7, length=7)
     q, k = (np.where(np.arange(7)[None, :, None, None] < 3, 0, x) for x in (q, k))
     options = {"feature_map": "relu", "eps": 0.0, "is_causal": is_causal}
-
-    @fast_jit
-    def pulled_back(*arrays):
-        out, pullback = jax.vjp(functools.partial(run("flow"), **options), *arrays)
-        return out, pullback(jnp.ones_like(out))
-
-    for array in jax.tree.leaves(pulled_back(q, k, v)):
+    both = pulled_back(functools.partial(run("flow"), **options))
+    for array in jax.tree.leaves(both(q, k, v)):
         assert np.isfinite(array).all()
 
 
@@ -437,14 +433,14 @@ def test_huge_features(is_causal: bool, clip: float | None) -> None:
     (cotangent,) = inputs(12, **LONG)[:1]
 
     @fast_jit
-    def pulled_back(*arrays):
+    def slopes_for(*arrays):
         options = {"feature_map": "relu", "clip": clip, "is_causal": is_causal}
         attend = functools.partial(attention.flow_attention, **options)
         out, pull = jax.vjp(attend, *arrays)
         return out, pull(cotangent)
 
     for kind, given in extremes_of_relu().items():
-        out, gradients = pulled_back(*given)
+        out, gradients = slopes_for(*given)
         with np.errstate(over="ignore"):
             right = wanted(*(np.asarray(x, np.float64) for x in given))
         error = np.abs(np.asarray(out, np.float64) - right).max()

@@ -19,6 +19,7 @@ from ..mechanisms import (
     assert_refuses,
     fast_jit,
     inputs,
+    pulled_back,
     run,
 )
 from ..mechanisms import formula as formula_of
@@ -81,23 +82,15 @@ def _traced(query, key, value, matrix, causal: bool):
     return jnp.einsum("bnts,bsnv->btnv", jax.nn.softmax(logits, axis=-1), value)
 
 
-def _both(function):
-    """The output of ``function(query, key, value, matrix)``, and its gradients."""
-
-    def call(*arrays):
-        out, pullback = jax.vjp(function, *arrays)
-        return out, pullback(jnp.cos(out))
-
-    return fast_jit(call)
-
-
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 def test_outputs_and_gradients_are_those_of_the_formula(causal: bool) -> None:
     """Of the projection too: it may be trained, if someone wants to."""
     arrays = (*long_inputs(1), W)
     chunking = {"is_causal": True, "chunking": Chunking(16, 32)} if causal else {}
-    got = _both(functools.partial(attention.performer_attention, **chunking))(*arrays)
-    wanted = _both(functools.partial(_traced, causal=causal))(*arrays)
+    got = pulled_back(functools.partial(attention.performer_attention, **chunking))(
+        *arrays
+    )
+    wanted = pulled_back(functools.partial(_traced, causal=causal))(*arrays)
     assert_close(got, wanted)
 
 
@@ -135,7 +128,7 @@ def test_a_later_key_of_more_weight_hides_no_earlier_one(chunking: Chunking) -> 
     early = np.arange(41)[None, :, None, None] < 37
     k = np.where(early, 40 * k, k / 8).astype("float32")
     call = functools.partial(run("performer"), is_causal=True, chunking=chunking)
-    got, gradients = _both(lambda q, k, v: call(q, k, v))(q, k, v)
+    got, gradients = pulled_back(lambda q, k, v: call(q, k, v))(q, k, v)
     assert_close(got, formula(q, k, v, None, W, causal=True), 1e-3)
     assert all(np.isfinite(x).all() for x in gradients)
 

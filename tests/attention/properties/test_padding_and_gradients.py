@@ -28,6 +28,7 @@ from ..mechanisms import (
     inputs,
     jitted,
     jitted_causal,
+    pulled_back,
     queries,
     run,
     takes,
@@ -62,13 +63,7 @@ def test_a_padded_batch_equals_each_sample_alone(
 def _pulled_back(name: str, form: str):
     """The output under FOUR_ROWS and its gradients; two tests share a compilation."""
     call = causal(name) if form == "causal" else run(name)
-    attend = functools.partial(call, **_masks(name, form, FOUR_ROWS))
-
-    def both(*arrays):
-        out, pullback = jax.vjp(attend, *arrays)
-        return out, pullback(jnp.ones_like(out))
-
-    return fast_jit(both)
+    return pulled_back(functools.partial(call, **_masks(name, form, FOUR_ROWS)))
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
@@ -110,13 +105,7 @@ def test_extreme_inputs(name: str, form: str) -> None:
 def test_rows_without_keys_are_zero_without_an_eps_too(name: str, form: str) -> None:
     """Also those that fill up the last chunk, which the gradient of all keys meets."""
     more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
-
-    @fast_jit
-    def both(*arrays):
-        attend = functools.partial(run(name), mask=MASK, eps=0.0, **more)
-        out, pullback = jax.vjp(attend, *arrays)
-        return out, pullback(jnp.ones_like(out))
-
+    both = pulled_back(functools.partial(run(name), mask=MASK, eps=0.0, **more))
     out, gradients = both(*inputs(30, batch=3))
     chex.assert_tree_all_finite((out, gradients))
     assert not np.asarray(out)[2].any()

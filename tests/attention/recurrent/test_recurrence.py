@@ -12,7 +12,13 @@ import pytest
 from lra_jax import attention
 from lra_jax.attention.recurrent import gated_delta
 
-from ..mechanisms import assert_close, assert_rejects, fast_jit, inputs
+from ..mechanisms import (
+    assert_close,
+    assert_rejects,
+    fast_jit,
+    inputs,
+    pulled_back,
+)
 from . import formulas as recurrent
 
 LENGTH = 150
@@ -247,11 +253,7 @@ def test_what_hidden_gates_hold_does_not_matter(name: str, is_causal: bool) -> N
         hidden = ~mask.reshape(*mask.shape, *[1] * (x.ndim - 2))
         return np.where(hidden, np.float32(np.nan), x)
 
-    @fast_jit
-    def both(gates):
-        out, pullback = jax.vjp(lambda gates: call(**gates), gates)
-        return out, pullback(jnp.ones_like(out))
-
+    both = pulled_back(lambda gates: call(**gates))
     dirty = both({gate: spoilt(x) for gate, x in made.items()})
     chex.assert_trees_all_equal(dirty, both(made))
 
