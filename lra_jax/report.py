@@ -12,6 +12,7 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lra_jax import cli, progress, runs, signals
 from lra_jax.errors import did_you_mean, expected, known, writable
@@ -71,8 +72,7 @@ def write_report(
       ValueError: a folder has no runs, none is finished, `out` cannot be written, or a
         format is unknown.
     """
-    from lra_jax.files import write_text
-    from lra_jax.reports import charts, exports, results
+    from lra_jax.reports import exports
     from lra_jax.reports.runs import (
         group_runs,
         incomplete,
@@ -99,16 +99,8 @@ def write_report(
     out = Path(out).expanduser()
     with writable("--out", "a folder", out):
         out.mkdir(parents=True, exist_ok=True)
-    pages = [name for name in _PAGES if name in formats]
-    written = [out / f"report.{name}" for name in pages]
-    if pages:
-        lines = [f"{why}: {line}" for why, lines in notes.items() for line in lines]
-        with charts.style():
-            results.make_page(groups, lines, out).write("report", pages)
-    for name, (file, text) in exports.FORMATS.items():
-        if name in formats:
-            write_text(out / file, text(exports.rows(groups)))
-            written.append(out / file)
+    lines = [f"{why}: {line}" for why, lines in notes.items() for line in lines]
+    files = _write(groups, lines, out, formats)
     total = sum(len(group.runs) for group in groups)
     others = {"not finished": "not finished", "left out": "repeated"}
     missing = [
@@ -116,8 +108,27 @@ def write_report(
     ]
     without = f"; not shown: {', '.join(missing)}" if missing else ""
     count = "1 run" if total == 1 else f"{total} runs"
-    print(f"{count} in {', '.join(map(str, written))}{without}")
+    print(f"{count} in {', '.join(map(str, files))}{without}")
     return [*problems, *notes["without some of its metrics"]]
+
+
+def _write(
+    groups: Sequence[Any], notes: Sequence[str], out: Path, formats: Sequence[str]
+) -> list[Path]:
+    """Writes each format; returns the files."""
+    from lra_jax.files import write_text
+    from lra_jax.reports import charts, exports, results
+
+    pages = [name for name in _PAGES if name in formats]
+    files = [out / f"report.{name}" for name in pages]
+    if pages:
+        with charts.style():
+            results.make_page(groups, notes, out).write("report", pages)
+    for name, (file, text) in exports.FORMATS.items():
+        if name in formats:
+            write_text(out / file, text(exports.rows(groups)))
+            files.append(out / file)
+    return files
 
 
 if __name__ == "__main__":

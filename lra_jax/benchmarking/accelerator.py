@@ -27,21 +27,40 @@ _IDENTITY = ("commit", "device", "versions", "settings")
 # Settings of a training with --quick.
 _QUICK = {
     "listops": (
-        *("--data.min_length=10", "--data.max_length=60", "--data.num_train=200"),
-        *("--data.num_valid=40", "--data.num_test=40", "--train.steps=10"),
+        "--data.min_length=10",
+        "--data.max_length=60",
+        "--data.num_train=200",
+        "--data.num_valid=40",
+        "--data.num_test=40",
+        "--train.steps=10",
         "--model.num_layers=1",
     ),
     "lm": (
         f"--data.path={Path(asyncio.__file__).parent}",
-        *("--data.pattern=*.py", "--data.max_length=64", "--train.steps=10"),
-        *("--train.eval_batch_size=64", "--model.num_layers=1"),
+        "--data.pattern=*.py",
+        "--data.max_length=64",
+        "--train.steps=10",
+        "--train.eval_batch_size=64",
+        "--model.num_layers=1",
     ),
 }
+# The values of a training's result that are kept.
 _OF_A_RUN = (
-    *("task", "attention", "preset", "test_accuracy_best", "test_examples"),
-    *("test_bits_per_byte_best", "test_perplexity_best", "steps", "steps_per_second"),
-    *("seconds", "parameters", "peak_memory_bytes", "peak_memory_kind", "data"),
-    *("official_data",),
+    "task",
+    "attention",
+    "preset",
+    "test_accuracy_best",
+    "test_examples",
+    "test_bits_per_byte_best",
+    "test_perplexity_best",
+    "steps",
+    "steps_per_second",
+    "seconds",
+    "parameters",
+    "peak_memory_bytes",
+    "peak_memory_kind",
+    "data",
+    "official_data",
 )
 
 

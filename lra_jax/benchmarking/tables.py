@@ -84,8 +84,16 @@ def make_page(view: str, rows: Sequence[Row]) -> Page:
     page = Page("Benchmark")
     page.heading("Cases")
     head = (
-        *("attention", "work", "dtype", "tokens", "ms", "fastest..slowest", "GB"),
-        *("tokens/s", "of roofline", "remark"),
+        "attention",
+        "work",
+        "dtype",
+        "tokens",
+        "ms",
+        "fastest..slowest",
+        "GB",
+        "tokens/s",
+        "of roofline",
+        "remark",
     )
     page.table(head, map(_case_cells, rows), words=(0, 1, 2, 9))
     growth = exponents(rows)

@@ -111,8 +111,14 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
     """Our runs of a task, then baselines for its data, and the published rows with the
     protocol of one of the runs."""
     head = (
-        *("model", "test accuracy %", "last checkpoint %", "seeds", "steps/s"),
-        *("peak memory", "parameters", "protocol or source"),
+        "model",
+        "test accuracy %",
+        "last checkpoint %",
+        "seeds",
+        "steps/s",
+        "peak memory",
+        "parameters",
+        "protocol or source",
     )
     rows = [_our_row(group, groups) for group in groups]
     if any(group.official for group in groups):

@@ -276,14 +276,11 @@ def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
             data = task.presets["official"]("softmax").data
             cells = rows.setdefault((row.model, row.source), {})
             cells[test.name] = _scaled(task, data, row.accuracy)
-    return [
-        (
-            f"published: {model}",
-            *(_number(cells.get(test.name)) for test in tests),
-            *("", "", "", source),
-        )
-        for (model, source), cells in rows.items()
-    ]
+    lines = []
+    for (model, source), cells in rows.items():
+        accuracies = (_number(cells.get(test.name)) for test in tests)
+        lines.append((f"published: {model}", *accuracies, "", "", "", source))
+    return lines
 
 
 def _span(row: Mapping[str, Group], name: str) -> str:

@@ -66,7 +66,11 @@ class Table(NamedTuple):
                 r"\begin{table}",
                 rf"\caption{{{_latex_cell(caption)}}}",
                 rf"\begin{{tabular}}{{{''.join(columns)}}}",
-                *(r"\toprule", head, r"\midrule", *rows, r"\bottomrule"),
+                r"\toprule",
+                head,
+                r"\midrule",
+                *rows,
+                r"\bottomrule",
                 r"\end{tabular}",
                 "\\end{table}\n",
             ]

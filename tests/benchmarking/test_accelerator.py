@@ -24,8 +24,14 @@ from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, timing
 
 SIZES = {"heads": 2, "head_dim": 4, "attention": "linear", "lengths": "8"}
 TINY = (
-    *("--view=accelerator", "--quick", "--attention=linear", "--lengths=8"),
-    *("--batch-size=1", "--heads=2", "--head-dim=4", "--dtypes=float32"),
+    "--view=accelerator",
+    "--quick",
+    "--attention=linear",
+    "--lengths=8",
+    "--batch-size=1",
+    "--heads=2",
+    "--head-dim=4",
+    "--dtypes=float32",
     "--work=forward",
 )
 

@@ -96,8 +96,10 @@ def test_no_case_measured_is_a_failure(capsys, tmp_path) -> None:
 
 def test_figures_and_picture(capsys, tmp_path) -> None:
     flags = (
-        *("--attention=linear,linformer[features=4]", "--lengths=8,16"),
-        *("--work=forward", "--dtypes=float32,bfloat16"),
+        "--attention=linear,linformer[features=4]",
+        "--lengths=8,16",
+        "--work=forward",
+        "--dtypes=float32,bfloat16",
     )
     code, out, err = outcome(capsys, *TINY, *flags, f"--out={tmp_path}/deep/x.json")
     assert code == 0, err
@@ -240,9 +242,15 @@ def test_each_dtype_of_a_view_has_its_own_tables(name: str, work: str) -> None:
     costs |= {("softmax", "float32"): 40.0, (linear, "float32"): 8.0}
     rows = [
         {
-            **{"attention": attention, "dtype": dtype, "work": work, "length": 512},
-            **{"status": "measured", "median_ms": cost, "peak_bytes": cost * 1e9},
-            **{"batch_size": 1, "model": {"num_layers": 2, "remat": False}},
+            "attention": attention,
+            "dtype": dtype,
+            "work": work,
+            "length": 512,
+            "status": "measured",
+            "median_ms": cost,
+            "peak_bytes": cost * 1e9,
+            "batch_size": 1,
+            "model": {"num_layers": 2, "remat": False},
         }
         for (attention, dtype), cost in costs.items()
     ]
@@ -273,9 +281,13 @@ def test_the_view_of_decoding_says_where_it_crosses_softmax() -> None:
     }
     rows = [
         {
-            **{"attention": name, "work": "decode", "length": length},
+            "attention": name,
+            "work": "decode",
+            "length": length,
             "dtype": "float32",
-            **{"status": "measured", "median_ms": time, "peak_bytes": 10**9},
+            "status": "measured",
+            "median_ms": time,
+            "peak_bytes": 10**9,
         }
         for name, costs in times.items()
         for length, time in zip((1000, 2000, 4000), costs, strict=True)

@@ -74,6 +74,35 @@ def result(name: str, value: object) -> Callable[[Path], object]:
     return lambda folder: change(folder / "result.json", **{name: value})
 
 
+SPOILED = [
+    ("test_examples", 0),
+    ("test_examples", -3),
+    ("steps", 10**400),
+    ("versions", "x"),
+    ("versions", [1]),
+    ("versions", {"jax": 1.0}),
+    ("peak_memory_bytes", "x"),
+    ("peak_memory_bytes", math.nan),
+    ("data_fingerprint", [1]),
+    ("official_data", "yes"),
+    ("test_accuracy_best", 150),
+    ("test_accuracy_best", -5),
+    ("test_accuracy_last", True),
+    ("parameters", math.inf),
+    ("steps_per_second_kind", ["cold"]),
+    ("valid_accuracy_best", "99"),
+    ("valid_accuracy_best", 101.0),
+    (LENGTHS, [1]),
+    (LENGTHS, {"20": "x"}),
+    (LENGTHS, {"20": 101}),
+    (LENGTHS, {"a": 1.0}),
+    ("state_size", "x"),
+    ("chance", {}),
+    ("test_perplexity_best", [1]),
+    ("test_bits_per_byte_best", math.inf),
+]
+
+
 @pytest.mark.parametrize(
     ("spoil", "part"),
     [
@@ -100,23 +129,7 @@ def result(name: str, value: object) -> Callable[[Path], object]:
             "result.json: steps_per_second: expected a finite number, got nan",
         ),
         (result("seal", "0" * 64), "result.json: expected"),
-        *(
-            (result(name, value), f"result.json: {name}")
-            for name, value in (
-                *(("test_examples", 0), ("test_examples", -3), ("steps", 10**400)),
-                *(("versions", "x"), ("versions", [1]), ("versions", {"jax": 1.0})),
-                *(("peak_memory_bytes", "x"), ("peak_memory_bytes", math.nan)),
-                *(("data_fingerprint", [1]), ("official_data", "yes")),
-                *(("test_accuracy_best", 150), ("test_accuracy_last", True)),
-                *(("test_accuracy_best", -5), ("parameters", math.inf)),
-                ("steps_per_second_kind", ["cold"]),
-                *(("valid_accuracy_best", "99"), ("valid_accuracy_best", 101.0)),
-                *((LENGTHS, [1]), (LENGTHS, {"20": "x"}), (LENGTHS, {"20": 101})),
-                *((LENGTHS, {"a": 1.0}), ("state_size", "x"), ("chance", {})),
-                ("test_perplexity_best", [1]),
-                ("test_bits_per_byte_best", math.inf),
-            )
-        ),
+        *((result(name, value), f"result.json: {name}") for name, value in SPOILED),
     ],
 )
 def test_a_damaged_run_is_named_and_the_others_are_shown(
