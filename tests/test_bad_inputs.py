@@ -26,7 +26,7 @@ from lra_jax.configs import Config, get_preset
 from lra_jax.configs.base import flatten
 from lra_jax.data import __main__ as data_command
 from lra_jax.data import buckets
-from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.data.stages import LengthWarmup
 from lra_jax.tasks import get_task
 from lra_jax.tasks.encoder import parse_options
 from lra_jax.training import workdir as workdirs

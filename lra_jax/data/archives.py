@@ -22,8 +22,8 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
+from lra_jax import progress
 from lra_jax.data import checks
-from lra_jax.data.progress import Progress
 from lra_jax.errors import expected
 from lra_jax.files import locked, open_regular, unfollowed
 from lra_jax.seals import sha256
@@ -237,7 +237,7 @@ def _download(archive: Archive, file: pathlib.Path) -> None:
             reason = f"only {free:,} bytes are free for {archive.describe()}"
             raise OSError(errno.ENOSPC, reason)
         with open(part, "ab" if have else "wb", opener=unfollowed) as target:
-            _copy(archive, file, response, target, Progress(archive.name, total, have))
+            _copy(archive, file, response, target, total - have)
     size = part.stat().st_size
     if length is not None and size < total:
         got = f"{size:,} before the connection ended; the same command resumes there"
@@ -270,17 +270,18 @@ def _copy(
     file: pathlib.Path,
     response: http.client.HTTPResponse,
     target: IO[bytes],
-    progress: Progress,
+    size: int,
 ) -> None:
     """Copies to the end; after a broken connection the next call resumes the file."""
-    with progress:
-        while True:
-            with _explained(archive, file):
-                block = response.read(_BLOCK)
-            if not block:
-                return
-            target.write(block)
-            progress.advance(len(block))
+
+    def read() -> bytes:
+        with _explained(archive, file):
+            return response.read(_BLOCK)
+
+    progress.aside(f"downloading {archive.name}, {size / 1e6:.1f} MB")
+    items, total = f"MB of {archive.name}", -(-size // _BLOCK)
+    for block in progress.told(iter(read, b""), items, total, progress.aside):
+        target.write(block)
 
 
 @contextlib.contextmanager

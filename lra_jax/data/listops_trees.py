@@ -26,7 +26,6 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data import workers
-from lra_jax.data.checks import check_integer
 from lra_jax.data.listops_language import (
     CLOSE,
     DIGIT_0,
@@ -103,24 +102,16 @@ def iterate(
 
     Args:
       seed: any non-negative integer; fixes every byte of the result.
-      count: number of trees.
+      count: number of trees, at least 1.
       grammar: which trees.
       processes: worker processes; 1 = in this process, None = as many as the machine
         has cores. The trees do not depend on it.
 
     Raises:
-      ValueError: an argument is out of range, or the grammar yields too few
-        distinct trees.
+      ValueError: the grammar yields too few distinct trees.
     """
-    check_integer("seed", seed, 0)
-    check_integer("count", count, 1)
     if processes is None:
         processes = min(workers.available_cpus(), -(-count // _TREES_PER_PROCESS))
-    check_integer("processes", processes, 1)
-    return _iterate(seed, count, grammar, processes)
-
-
-def _iterate(seed, count, grammar, processes) -> Iterator[Trees]:
     sample = functools.partial(sample_chunk, grammar, seed)
     seen: set[bytes] = set()
     stalled = 0

@@ -18,9 +18,6 @@ One in 1,000 pairs of snakes begun on 64 pixels is finished, and one in 330 on 1
 batch of attempts grows at once, each at its own stage: one that failed starts again
 immediately, and one that is finished moves on to the distractors.
 
-On demand, each pixel also gets a class that says where on a path it is, which is drawn
-from the same dashes.
-
 Labels are balanced, one of each in every two images (the original tosses a coin). Each
 chunk has its own random stream, keyed by (seed, chunk), so that the images are
 byte-identical for any number of processes.
@@ -28,13 +25,12 @@ byte-identical for any number of processes.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from lra_jax.data import workers
-from lra_jax.data.checks import check_integer
 from lra_jax.data.pathfinder_growth import Field, Patches, Snakes
 from lra_jax.data.pathfinder_shapes import LEVELS, Settings, Tables, make_tables
 
@@ -107,25 +103,13 @@ def iterate(
     Args:
       settings: which images.
       seed: any non-negative integer; fixes every byte of the result.
-      count: number of images.
+      count: number of images, at least 1.
       processes: worker processes; 1 = in this process, None = as many as the machine
         has cores. The images do not depend on it.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
-    check_integer("seed", seed, 0)
-    check_integer("count", count, 1)
     if processes is None:
         processes = min(workers.available_cpus(), -(-count // chunk_size(settings)))
-    check_integer("processes", processes, 1)
     sample = functools.partial(sample_chunk, settings, seed)
-    return _iterate(sample, count, processes)
-
-
-def _iterate(
-    sample: Callable[[int], Images], count: int, processes: int
-) -> Iterator[Images]:
     with contextlib.closing(workers.map_in_order(sample, processes)) as chunks:
         for images in chunks:
             left = count - len(images.labels)

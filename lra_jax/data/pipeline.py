@@ -30,10 +30,9 @@ from lra_jax.data import buckets as bucketing
 from lra_jax.data.batches import Batch, plan_evaluation
 from lra_jax.data.buckets import Buckets
 from lra_jax.data.checks import check_integer
-from lra_jax.data.curriculum import Curriculum, StagedPlan, choose_groups
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.data.length_warmup import LengthWarmup
 from lra_jax.data.packing import packed
+from lra_jax.data.stages import Curriculum, LengthWarmup, StagedPlan, choose_groups
 from lra_jax.errors import expected
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def train_iterator(
       length_warmup: how much of each sequence the first batches hold, see
         `LengthWarmup`.
       curriculum: which examples the first batches hold, see `Curriculum`.
-      groups: the same for examples in groups, see `curriculum.choose_groups`.
+      groups: the same for examples in groups, see `stages.choose_groups`.
       augment: applied to every sequence of every batch, with a generator that is a
         function of the seed, the step and the row; None = the data are not changed.
       packing: pack the examples of each batch into rows of the longest bucket; their

@@ -14,9 +14,8 @@ from flax import nnx
 
 from lra_jax.configs import Config
 from lra_jax.data.buckets import parse_buckets
-from lra_jax.data.curriculum import Curriculum
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.data.stages import Curriculum, LengthWarmup
 from lra_jax.errors import expected
 from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
 from lra_jax.tasks.encoder import encoder_config

@@ -12,9 +12,7 @@ import jax
 
 from lra_jax import own_code
 from lra_jax.configs import Config, get_preset
-from lra_jax.data.curriculum import Curriculum
-from lra_jax.data.length_warmup import LengthWarmup
-from lra_jax.data.stages import tokens_before
+from lra_jax.data.stages import Curriculum, LengthWarmup, tokens_before
 from lra_jax.errors import InputError, expected, noted
 from lra_jax.models import saved
 from lra_jax.tasks import Task, get_task

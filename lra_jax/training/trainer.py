@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.data.length_warmup import LengthWarmup
+from lra_jax.data.stages import LengthWarmup
 from lra_jax.errors import expected, renamed
 from lra_jax.models import Buffer
 from lra_jax.models.pooling import is_of_reconstruction, is_of_task

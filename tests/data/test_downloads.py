@@ -73,7 +73,7 @@ def test_downloaded_once(tmp_path, released, capsys):
     assert dataset.num_examples("test") == 16
     file = tmp_path / "data" / "downloads" / known.name
     assert file.read_bytes() == handler.content
-    assert "a.tar.gz: 0.0 of 0.0 MB" in capsys.readouterr().err
+    assert "downloading a.tar.gz, 0.0 MB" in capsys.readouterr().err
     # Other settings read the file that is there; equal ones not even that.
     text.prepare(tmp_path / "data", max_length=5)
     file.unlink()

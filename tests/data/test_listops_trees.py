@@ -248,9 +248,6 @@ def test_limits_are_strict(max_depth, max_args, longest):
         ),
         ({"min_length": 1, "max_length": 4}, "max_length: expected at least 5 "),
         ({"max_length": 10.5}, "max_length: expected an integer .*, got 10.5"),
-        ({"processes": 0}, "processes: expected an integer of at least 1"),
-        ({"seed": -1}, "seed: expected an integer of at least 0"),
-        ({"count": 0}, "count: expected an integer of at least 1"),
         # More than exist, by number; by length (they come in steps of three).
         (
             {"min_length": 3, "max_length": 5, "max_depth": 2, "max_args": 2},
@@ -263,11 +260,6 @@ def test_impossible_settings(settings, message):
     settings = {"seed": 0, "count": 401, "processes": 1} | settings
     with pytest.raises(ValueError, match=message):
         generate(**settings)
-
-
-def test_errors_come_before_the_first_tree():
-    with pytest.raises(ValueError, match="count"):
-        listops_trees.iterate(0, 0, LRA)
 
 
 @pytest.mark.parametrize("max_args", [2, 11, 32])
