@@ -4,9 +4,10 @@
 
 Draws a seeded sample of small changes to the code of `SHARES` (an operator swapped, a
 condition negated, a constant changed, a call or an argument dropped, nothing returned)
-and runs, for each, the tests that a developer of that file would run: its own, those
-that import it, the common ones of its folder, and for attention the properties of its
-mechanism. A failing test kills a mutant, and so does a process that hangs or dies.
+and runs, for each, the tests that a developer of that file would run first: its own,
+those that import it, the common ones of its folder, and for attention the properties of
+its mechanism; as many as `TESTS` says. A failing test kills a mutant, and so does a
+process that hangs or dies.
 
 The tools for this do not fit. cosmic-ray starts Python for every mutant, and importing
 jax and flax takes longer than most of these tests. mutmut forks, but runs the whole
@@ -40,6 +41,7 @@ from common import origin, write
 
 SHARES = {"attention": 90, "models": 42, "tasks": 24, "training": 34}
 SHARES |= {"data/batches.py": 10}
+TESTS = {"attention": 70, "models": 60, "tasks": 20, "training": 24, "data": 60}
 COMMON = {
     "attention": "formulas golden padding_and_gradients causal packed streams weights"
     " flax wrong_options masks_and_errors",
@@ -49,7 +51,7 @@ COMMON = {
     "data": "batches pipeline",
 }
 HEAVY = "pytest numpy jax jax.numpy flax.nnx optax orbax.checkpoint grain tyro"
-ENOUGH, MOST = 10, 60  # seconds: no further test is started, and the run is ended
+SECONDS = 90  # of processors, before a run is ended
 PAIRS = "Add Sub, Mult Div, BitAnd BitOr, And Or, Lt LtE, Gt GtE, Eq NotEq, Is IsNot"
 SWAPS = {"FloorDiv": "Mod", "Mod": "FloorDiv", "In": "NotIn", "NotIn": "In"}
 SWAPS |= {a: b for pair in PAIRS.split(", ") for a, b in [pair.split()]}
@@ -175,14 +177,11 @@ def tests(root: Path, file: str) -> tuple[list[str], list[str]]:
 
 
 class Watch:
-    """Part of pytest: keeps one mechanism's properties, and ends a run in time."""
+    """Part of pytest: keeps the first tests, and of properties one mechanism's."""
 
-    def __init__(self, modules: list[str], skipped: set[str]) -> None:
-        self.modules, self.skipped = modules, skipped
+    def __init__(self, modules: list[str], skipped: set[str], most: int) -> None:
+        self.modules, self.skipped, self.most = modules, skipped, most
         self.failed: list[str] = []
-
-    def pytest_sessionstart(self, session: Any) -> None:
-        self.session = session
 
     def pytest_collectreport(self, report: Any) -> None:
         self.failed += [report.nodeid] * report.failed
@@ -201,18 +200,17 @@ class Watch:
             and ("/properties/" not in item.nodeid or words[item.nodeid] & names)
         ]
         if all(item.nodeid.startswith("tests/attention/") for item in items):
-            # A test of each file in turn: time may not be enough for all of one.
+            # A test of each file in turn: there may be too many in the first.
             places = collections.Counter[str]()
             turns = {}
             for item in items:
                 places[item.path.name] += 1
                 turns[item.nodeid] = places[item.path.name]
             items.sort(key=lambda item: turns[item.nodeid])
+        del items[self.most :]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.failed += [report.nodeid] * report.failed
-        if self.modules and sum(os.times()[:4]) > ENOUGH:
-            self.session.shouldstop = "enough"
 
 
 def run(root: Path, paths: list[str], watch: Watch, *flags: str) -> dict[str, Any]:
@@ -226,7 +224,7 @@ def run(root: Path, paths: list[str], watch: Watch, *flags: str) -> dict[str, An
         for stream in (1, 2):
             os.dup2(log, stream)
         if watch.modules:
-            resource.setrlimit(resource.RLIMIT_CPU, (MOST, MOST))
+            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         usual = ["-q", "-n0", "-pno:cacheprovider", f"--basetemp={root.parent}/tmp"]
         pytest = importlib.import_module("pytest")
         code = pytest.main([*usual, *flags, *paths], plugins=[watch])
@@ -234,14 +232,14 @@ def run(root: Path, paths: list[str], watch: Watch, *flags: str) -> dict[str, An
         report = {"failed": failed, "seconds": round(sum(os.times()[:4]), 1)}
         outcome.write_text(json.dumps(report))
         os._exit(0)
-    end = time.monotonic() + 5 * MOST
+    end = time.monotonic() + 10 * SECONDS
     while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < end:
         time.sleep(0.1)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     if outcome.exists():
         return json.loads(outcome.read_text())
-    return {"failed": ["the process"], "seconds": MOST}
+    return {"failed": ["the process"], "seconds": SECONDS}
 
 
 def judge(root: Path, mutant: dict[str, Any], skipped: set[str]) -> dict[str, Any]:
@@ -253,8 +251,9 @@ def judge(root: Path, mutant: dict[str, Any], skipped: set[str]) -> dict[str, An
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     paths, modules = tests(root, mutant["file"])
+    most = TESTS[mutant["area"].partition("/")[0]]
     try:
-        return mutant | run(root, paths, Watch(modules, skipped), "-x")
+        return mutant | run(root, paths, Watch(modules, skipped, most), "-x")
     finally:
         file.write_bytes(source)
         os.utime(file, ns=(date, date))
@@ -275,7 +274,7 @@ def outcomes(root: Path, seed: int) -> list[dict[str, Any]]:
                     log.write(json.dumps(done[number]) + "\n")
         failing = {test for row in done.values() for test in row["failed"]}
         killers = sorted(x for x in failing if "::" in x)
-        wrong = {*run(root, killers, Watch([], skipped))["failed"]}
+        wrong = {*run(root, killers, Watch([], skipped, len(killers)))["failed"]}
         if not wrong - skipped:
             return [done[number] for number in sorted(done)]
         skipped |= wrong
