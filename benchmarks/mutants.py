@@ -41,7 +41,7 @@ from common import origin, write
 
 SHARES = {"attention": 90, "models": 42, "tasks": 24, "training": 34}
 SHARES |= {"data/batches.py": 10}
-TESTS = {"attention": 70, "models": 60, "tasks": 20, "training": 24, "data": 60}
+TESTS = {"attention": 40, "models": 30, "tasks": 12, "training": 15, "data": 40}
 COMMON = {
     "attention": "formulas golden padding_and_gradients causal packed streams weights"
     " flax wrong_options masks_and_errors",

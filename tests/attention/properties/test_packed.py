@@ -32,11 +32,11 @@ from ..mechanisms import (
 )
 
 # Padding at the end, at the front and in the middle, also between two runs of one
-# number; documents of one position; one that fills its row.
+# number; documents of one position, also at the end; one that fills its row.
 IDS = np.array(
     [
         [1, 1, 1, 1, 1, 2, 3, 3, 3, 3, 0, 0, 0],
-        [0, 0, 4, 4, 0, 4, 4, 4, 2, 0, 0, 9, 9],
+        [0, 0, 4, 4, 0, 4, 4, 4, 2, 0, 0, 9, 5],
         [7] * 13,
         [1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4],
     ],
