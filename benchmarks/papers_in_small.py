@@ -264,13 +264,13 @@ def planned(
     first_seed: int = 0,
 ) -> list[runs.Planned]:
     """The runs of models at rates: pairs of a name and a rate."""
-    parse = functools.partial(cli.parse_config, _PROG, "See the script.")
     plan = []
     for name, rate in pairs:
         given = [f"--task={part.task}", *part.models[name]]
         given += [f"--train.learning_rate={rate}", f"--workdir={workdir}", *flags]
-        given += [f"--seed={first_seed}"]
-        plan += runs.make_plan(parse, given, seeds, series(name, rate))
+        given += [f"--seed={first_seed}", f"--seeds={seeds}"]
+        one = cli.parse_config(_PROG, "See the script.", given, runs.Seeds)
+        plan += runs.make_plan(one, series(name, rate))
     return plan
 
 

@@ -5,11 +5,11 @@ signal n. With ``--debug`` the traceback of an error is shown before its line.
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import gc
 import io
+import itertools
 import logging
 import os
 import shutil
@@ -18,23 +18,18 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Any, NoReturn, TypeVar
 
 from lra_jax import runtime
 from lra_jax.attention import registry
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import (
-    SWITCHES,
-    InputError,
-    check_text,
-    expected,
-    nearest,
-    on_one_line,
-)
+from lra_jax.errors import InputError, expected, nearest, on_one_line
 
 Parsed = TypeVar("Parsed")
+Run = TypeVar("Run", bound=Config)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
@@ -104,8 +99,9 @@ def started(args: Sequence[str] | None) -> list[str]:
     """
     if args is not None:
         return arguments(args)
-    with user_errors():
-        runtime.tune_allocator()
+    if not {"-h", "--help"} & {*sys.argv}:
+        with user_errors():
+            runtime.tune_allocator()
     # Python 3.13's own setting. Tracing makes many objects and few cycles, and after
     # every 700 of them, as in 3.11, collections took a tenth of a short run's time.
     gc.set_threshold(2_000)
@@ -136,25 +132,37 @@ def parse_preset(args: Sequence[str]) -> Config:
         return get_preset(chosen.task, chosen.preset, chosen.attention)
 
 
-def parse_config(prog: str, description: str, args: Sequence[str]) -> Config:
+def parse_config(
+    prog: str,
+    description: str,
+    args: Sequence[str],
+    kind: Callable[..., Run] = Config,
+) -> Run:
     """Reads the name of a preset, then all flags on top of its settings.
 
     A preset's warm-up that is too long for ``--train.steps`` becomes a tenth of them.
+
+    Args:
+      prog, description: for ``--help``.
+      args: the command line.
+      kind: `Config`, or a subclass with further flags.
     """
     preset = parse_preset(args)
+    default = kind(**{x.name: getattr(preset, x.name) for x in fields(Config)})
     presets = "; ".join(f"{t}: {', '.join(find_task(t).presets)}" for t in TASKS)
     config = parse(
-        Config,
+        kind,
         prog,
         f"{description}\n\nTasks and presets: {presets}.\nMechanisms: "
         f"{', '.join(registry.names())}, or package.module:function.\n"
         "Unambiguous short forms of flags work: --steps, --batch-size, --lr.",
         args,
-        default=preset,
+        default=default,
     )
-    train, given = config.train, _last(_read_flags(preset, args))
-    of_preset = "--train.warmup" not in given and train.steps != preset.train.steps
-    if of_preset and train.too_warm:
+    train = config.train
+    names = [word.partition("=")[0].removeprefix("--") for word in args]
+    own_warmup = "warmup" in names or "train.warmup" in names
+    if not own_warmup and train.steps != preset.train.steps and train.too_warm:
         return config.replace(train={"warmup": max(train.steps, 0) // 10})
     return config
 
@@ -172,207 +180,125 @@ def parse(
     import tyro
 
     with user_errors():
-        flags = _read_flags(default or kind, args)
+        flags = flag_types(default or kind)
+        words = full_names(args, flags, getattr(default, "task", ""))
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stderr(errors), _switches():
             return tyro.cli(
                 kind,
                 prog=prog,
                 description=description,
-                args=flags,
+                args=words,
                 default=default,
                 config=(tyro.conf.FlagConversionOff,),
             )
     except SystemExit as error:
         if not error.code:
             raise
-    fail(errors.getvalue())
+    fail(_message(errors.getvalue()))
 
 
-def _read_flags(settings: Any, args: Sequence[str], check: bool = True) -> list[str]:
-    """A command line as ``--name=value``; a switch without a value becomes True.
+def _switches() -> Any:
+    """A tyro registry: a boolean flag may stand alone, or have a value."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+    values = {"True": True, "False": False, "true": True, "false": False}
+    switch = PrimitiveConstructorSpec(
+        nargs=(0, 1),
+        metavar="{True,False}",
+        instance_from_str=lambda words: not words or values[words[0]],
+        is_instance=lambda value: isinstance(value, bool),
+        str_from_instance=lambda value: [str(value)],
+        choices=tuple(values),
+    )
+    registry = ConstructorRegistry()
+    registry.primitive_rule(lambda info: switch if info.type is bool else None)
+    return registry
+
+
+def _message(text: str) -> str:
+    """The message in tyro's box, without its frame, its title and its advice."""
+    rows = [row.strip("╭╮╰╯│─ ") for row in text.splitlines()]
+    rows = ["" if set(row) == {"-"} else row for row in rows]
+    title, *rest = itertools.dropwhile(lambda row: not row, rows)
+    rest = itertools.dropwhile(lambda row: not row, rest)
+    message = " ".join(itertools.takewhile(bool, rest))
+    return message.removeprefix("Error parsing ") or title
+
+
+def full_names(args: Sequence[str], flags: Iterable[str], task: str = "") -> list[str]:
+    """The arguments, with every flag by its full name.
 
     Args:
-      settings: a dataclass, or an instance.
       args: the command line.
-      check: whether values must have their flags' types.
+      flags: the full names of all flags.
+      task: whose data settings are among the flags, for errors.
 
     Raises:
-      ValueError: an unknown flag, one without a value, or with an invalid one; or a
-        short form beside the whole flag, with another value.
+      ValueError: an unknown flag, or one in two forms, of which a user may expect both.
     """
-    types = _types(settings)
-    given = []
-    forms: dict[str, dict[str, str]] = {}
-    pending = collections.deque(args)
-    while pending:
-        argument = pending.popleft()
-        if argument in ("--help", "-h"):
-            given.append(argument)
+    flags = list(flags)
+    words, forms = [], {}
+    for word in args:
+        form, equals, value = word.partition("=")
+        if not form.startswith("--") or form == "--help":
+            words.append(word)
             continue
-        name = argument.partition("=")[0]
-        flag = "--" + name[2:].replace("-", "_")
-        if not name.startswith("--"):
-            raise expected("flags", "--name=value or --name value", f"{argument!r}")
-        form, flag = flag, full_name(flag, types)
-        if flag not in types:
-            raise _unknown(flag, settings, types)
-        text = flag_value(flag, types[flag], argument, pending)
-        if check:
-            check_text(flag, types[flag], text)
-        # A flag that is repeated in the same form replaces the one before it.
-        values = forms.setdefault(flag, {})
-        values[form] = text
-        if len(set(values.values())) > 1:
-            got = " and ".join(f"{form}={text}" for form, text in values.items())
-            raise expected(flag, "one value", got)
-        if types[flag] is bool:
-            text = str(SWITCHES.get(text, text))
-        given.append(f"{flag}={text}")
-    if isinstance(settings, type) and not {"--help", "-h"} & {*given}:
-        _check_required(settings, given)
-    return given
-
-
-def flag_value(
-    flag: str, kind: Any, argument: str, pending: collections.deque[str]
-) -> str:
-    """The value of a flag; a switch without one is True.
-
-    Args:
-      flag: its full name.
-      kind: its type.
-      argument: as it was given, perhaps with the value.
-      pending: the arguments after it; the first is removed if it is the value.
-
-    Raises:
-      ValueError: there is no value.
-    """
-    _, equals, text = argument.partition("=")
-    if equals:
-        return text
-    if pending and not pending[0].startswith("--"):
-        return pending.popleft()
-    if kind is not bool:
-        raise expected(flag, "a value", "none")
-    return "True"
-
-
-def split_values(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Flags with one value, and those with several, as ``--name=value``.
-
-    Values stand between commas; texts, of which commas may be part, between ``|``. A
-    text that changes no result, such as ``--workdir``, counts as one value.
-
-    Returns:
-      The former, and for each of the latter a list with one flag per value.
-    """
-    preset = parse_preset(args)
-    types, counting = _types(preset), preset.identity()
-    fixed, several = [], []
-    given = _last(_read_flags(preset, args, check=False))
-    for name, argument in given.items():
-        text = argument.partition("=")[2]
-        is_text = str in (get_args(types.get(name)) or (types.get(name),))
-        mark = "|" if is_text else ","
-        counts = not is_text or name.removeprefix("--") in counting
-        if mark in text and counts:
-            several.append([f"{name}={value.strip()}" for value in text.split(mark)])
-        else:
-            fixed.append(argument)
-    return fixed, several
-
-
-def _last(given: Iterable[str]) -> dict[str, str]:
-    """Arguments ``--name=value`` by name: of those given twice the last counts."""
-    return {argument.partition("=")[0]: argument for argument in given}
-
-
-def full_name(flag: str, types: Iterable[str]) -> str:
-    """The flag that a short form means: ``--steps`` is ``--train.steps``, ``--lr`` its
-    learning rate. An ambiguous one without a match in ``--train`` is left unchanged."""
-    types = list(types)
-    if flag in types:
-        return flag
-    short = _SHORT.get(flag.replace("--train.", "--"), flag)
-    ends = [name for name in types if name.endswith(f".{short.removeprefix('--')}")]
-    of_train = f"--train.{short.removeprefix('--')}"
-    for found in (short, of_train, ends[0] if len(ends) == 1 else ""):
-        if found in types:
-            return found
-    return flag
+        form = f"--{form[2:].replace('-', '_')}"
+        flag = _full_name(form, flags) or form
+        if flag not in flags:
+            of = f" of --task={task}" if task and form.startswith("--data.") else ""
+            raise expected(form, f"a flag{of}", f"an unknown one{_hint(form, flags)}")
+        if forms.setdefault(flag, form) != form:
+            raise expected(flag, "one form of the flag", f"{forms[flag]} and {form}")
+        words.append(f"{flag}{equals}{value}")
+    return words
 
 
 _SHORT = {
-    "--lr": "--train.learning_rate",
-    "--batch": "--train.batch_size",
-    "--dim": "--model.embed_dim",
-    "--layers": "--model.num_layers",
-    "--heads": "--model.num_heads",
+    "lr": "learning_rate",
+    "batch": "batch_size",
+    "dim": "embed_dim",
+    "layers": "num_layers",
+    "heads": "num_heads",
 }
 
 
-_FEW = 16
+def _full_name(form: str, flags: Sequence[str]) -> str | None:
+    """The flag that a form means: ``--steps`` is ``--train.steps``, ``--lr`` its
+    learning rate. None if there is none, or if there are several outside ``--train``.
+    """
+    part, dot, name = form.removeprefix("--").rpartition(".")
+    name = _SHORT.get(name, name)
+    for flag in (form, f"--{part}{dot}{name}", f"--train.{name}" if not part else ""):
+        if flag in flags:
+            return flag
+    same = [flag for flag in flags if flag.endswith(f".{name}")]
+    return same[0] if len(same) == 1 and not part else None
 
 
-def _check_required(kind: type, given: Iterable[str]) -> None:
-    names = {flag.partition("=")[0].removeprefix("--") for flag in given}
-    for field in dataclasses.fields(kind):
-        default = (field.default, field.default_factory)
-        if default == (dataclasses.MISSING,) * 2 and field.name not in names:
-            raise expected(f"--{field.name}", "a value", "none")
-
-
-def _unknown(flag: str, settings: Any, types: Iterable[str]) -> ValueError:
-    """With the nearest name, since there are too many to list."""
-    types = list(types)
-    meant = " or ".join(map(repr, _meant(flag, types)))
-    part = flag.rpartition(".")[0]
-    own = sorted(x for x in types if part and x.startswith(f"{part}."))
-    there = (
-        f"there are {', '.join(own)}" if 0 < len(own) <= _FEW else "--help lists them"
-    )
-    near = f"; did you mean {meant}?" if meant else f"; {there}"
-    if flag in ("--epochs", "--train.epochs", "--num_epochs"):
-        near = "; training is counted in steps, --train.steps, of --train.batch_size"
-    task = getattr(settings, "task", "")
-    of = f" of --task={task}" if flag.startswith("--data.") else ""
-    return expected(flag, f"a flag{of}", f"an unknown one{near}")
-
-
-def _meant(flag: str, types: list[str]) -> list[str]:
+def _hint(form: str, flags: Sequence[str]) -> str:
     """The flags that an unknown one may mean: those of the same name in other parts of
-    the settings, or else the nearest one, preferably in its own part."""
-    part, _, name = flag.removeprefix("--").rpartition(".")
-    same = [x for x in types if x.removeprefix("--").rpartition(".")[2] == name]
-    if same:
-        return same
-    own = [x for x in types if part and x.startswith(f"--{part}.")]
-    if own:
-        near = nearest(name, [x.rpartition(".")[2] for x in own])
-        return [] if near is None else [f"--{part}.{near}"]
-    whole = [x.removeprefix("--") for x in types]
-    ends = {x.rpartition(".")[2] for x in whole}
-    short = [x.removeprefix("--") for x in _SHORT if full_name(x, types) in types]
-    near = nearest(flag.removeprefix("--"), ["help", *whole, *sorted(ends), *short])
-    if near is None:
-        return []
-    several = [x for x in types if x.endswith(f".{near}")]
-    return several if len(several) > 1 else [f"--{near}"]
+    the settings, or else those of the nearest name."""
+    names = [flag.removeprefix("--") for flag in flags]
+    ends = [name.rpartition(".")[2] for name in names]
+    near = nearest(form.removeprefix("--"), [*names, *ends, *_SHORT])
+    for name in (form.removeprefix("--").rpartition(".")[2], near):
+        meant = [flag for flag in flags if flag.endswith(f".{name}")]
+        if meant:
+            return f"; did you mean {' or '.join(map(repr, meant))}?"
+    return "; --help lists them" if near is None else f"; did you mean '--{near}'?"
 
 
-def _types(settings: Any, prefix: str = "--") -> dict[str, Any]:
+def flag_types(settings: Any, prefix: str = "--") -> dict[str, Any]:
     """The type of each flag of a dataclass, or of an instance, which includes the
     task's own settings."""
-    found = {}
-    kind = settings if isinstance(settings, type) else type(settings)
-    hints = get_type_hints(kind)
-    for field in dataclasses.fields(settings):
+    types = {}
+    for field in fields(settings):
         value = getattr(settings, field.name, None)
-        part = value if dataclasses.is_dataclass(value) else hints[field.name]
-        if dataclasses.is_dataclass(part):
-            found |= _types(part, f"{prefix}{field.name}.")
+        if dataclasses.is_dataclass(value):
+            types |= flag_types(value, f"{prefix}{field.name}.")
         else:
-            found[prefix + field.name] = hints[field.name]
-    return found
+            types[prefix + field.name] = field.type
+    return types

@@ -163,36 +163,12 @@ def _ranges(kind: type) -> dict[str, Range]:
     return ranges
 
 
-def check_text(name: str, kind: Any, text: str) -> None:
-    """Raises ``ValueError`` unless a text is a valid value for a field's type."""
-    kinds = get_args(kind) or (kind,)
-    if get_origin(kind) is Literal:
-        known(name, text, kinds)
-        return
-    for one in kinds:
-        with contextlib.suppress(ValueError, KeyError):
-            _READ[one](text)
-            return
-    wanted = " or ".join(_WORDS[one] for one in kinds)
-    raise expected(name, wanted, f"{text!r}")
-
-
 _WORDS = {
     bool: "True or False",
     int: "an int",
     float: "a number",
     str: "text",
     type(None): "None",
-}
-SWITCHES = {"True": True, "False": False, "true": True, "false": False}
-"""The texts that a switch can be set to."""
-
-_READ = {
-    bool: SWITCHES.__getitem__,
-    int: int,
-    float: float,
-    str: str,
-    type(None): {"None": None}.__getitem__,
 }
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
 _LARGEST = 2**31 - 1

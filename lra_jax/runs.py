@@ -11,22 +11,19 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from lra_jax import signals
-from lra_jax.configs import Config
+from lra_jax.configs import Config, get_preset
+from lra_jax.configs.base import flatten
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import expected
+from lra_jax.errors import Range, expected
 from lra_jax.files import read_json
 
 if TYPE_CHECKING:
     from lra_jax.training.result import Result
-
-# Each is a whole training, and all of them are planned before the first starts.
-_MOST = 1000
-Parse = Callable[[Sequence[str]], Config]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +33,12 @@ class Planned:
     Attributes:
       config: its settings.
       workdir: its directory.
-      args: the flags of ``python -m lra_jax.train``.
       series: what it shares with runs of other seeds, in words; the mechanism if the
         plan varies nothing else.
     """
 
     config: Config
     workdir: Path
-    args: tuple[str, ...]
     series: str
 
     @property
@@ -93,30 +88,26 @@ def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     return value, rest
 
 
-def parse_seeds(text: str | None) -> int:
-    """The number of seeds: a positive integer of at most 1,000; 1 if not given.
+@dataclasses.dataclass(frozen=True)
+class Seeds(Config):
+    """Runs that differ in their seed only."""
 
-    Raises:
-      ValueError: anything else.
-    """
-    if text is None:
-        return 1
-    # No more digits than the limit has, because Python refuses to parse thousands.
-    if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= _MOST:
-        wanted = f"a positive integer of at most {_MOST}"
-        raise expected("--seeds", wanted, f"{text[:60]!r}")
-    return int(text)
+    seeds: Annotated[int, Range("1 to 1000", 1, 1000)] = 1
+    """Number of runs, with seeds `--seed`, `--seed` + 1, ..., each in a directory of
+    its own (in `--workdir`, if that is given)."""
+
+    @property
+    def run(self) -> Config:
+        """The first of them."""
+        names = [field.name for field in dataclasses.fields(Config)]
+        return Config(**{name: getattr(self, name) for name in names})
 
 
-def make_plan(
-    parse: Parse, args: Sequence[str], seeds: int, series: str = ""
-) -> list[Planned]:
-    """The runs with seeds ``seed``, ``seed + 1``, ...
+def make_plan(seeds: Seeds, series: str = "") -> list[Planned]:
+    """One run for each seed.
 
     Args:
-      parse: reads the flags of a run.
-      args: the flags that all share. ``--workdir`` is a common parent folder.
-      seeds: number of seeds.
+      seeds: their settings; ``workdir`` is a common parent folder.
       series: see `Planned`.
 
     Raises:
@@ -125,19 +116,29 @@ def make_plan(
     from lra_jax.tasks import get_task
     from lra_jax.training.session import default_workdir
 
-    folder, shared = take_flag(args, "workdir")
-    seed, shared = take_flag(shared, "seed")
-    first = parse(shared if seed is None else [*shared, f"--seed={seed}"])
-    get_task(first.task).check(first)
+    seeds.check_types()
+    config = seeds.run
+    get_task(config.task).check(config)
+    folder = Path("runs" if config.workdir is None else config.workdir).expanduser()
     plan = []
-    for seed in range(first.seed, first.seed + seeds):
-        config = first.replace(seed=seed)
-        workdir = default_workdir(config)
-        if folder is not None:
-            workdir = Path(folder).expanduser() / workdir.name
-        flags = (*shared, f"--seed={seed}", f"--workdir={workdir}")
-        plan.append(Planned(config, workdir, flags, series or config.attention))
+    for seed in range(config.seed, config.seed + seeds.seeds):
+        run = config.replace(seed=seed, workdir=None)
+        workdir = folder / default_workdir(run).name
+        run = run.replace(workdir=str(workdir))
+        plan.append(Planned(run, workdir, series or config.attention))
     return plan
+
+
+def flags(config: Config) -> list[str]:
+    """The command line of a run: the settings that differ from its preset's."""
+    preset = get_preset(config.task, config.preset, config.attention)
+    names = ("task", "attention", "preset", "seed", "workdir")
+    defaults = flatten(preset.to_dict())
+    return [
+        f"--{name}={value}"
+        for name, value in flatten(config.to_dict()).items()
+        if name in names or value != defaults[name]
+    ]
 
 
 def run_all(plan: Sequence[Planned]) -> dict[str, list["Result"]]:
@@ -315,7 +316,7 @@ def _start(run: Planned) -> int:
     Raises:
       Stopped: the run, or this process, was asked to stop.
     """
-    command = [sys.executable, "-m", "lra_jax.train", *run.args]
+    command = [sys.executable, "-m", "lra_jax.train", *flags(run.config)]
     received = []
 
     def forward(signum: int, _: object) -> None:

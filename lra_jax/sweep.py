@@ -20,6 +20,7 @@ if __name__ == "__main__":
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from lra_jax import cli, runs, signals
 from lra_jax.attention.registry import MECHANISMS
@@ -60,13 +61,10 @@ def main(args: Sequence[str] | None = None) -> None:
         print(_HELP)
         return
     with cli.user_errors():
-        _refuse_dry_run(args)
         chosen, rest = runs.take_flag(args, "attention")
         names = _names(chosen)
-        count, rest = runs.take_flag(rest, "seeds")
-        seeds = runs.parse_seeds(count)
         suite, rest = runs.take_flag(rest, "suite")
-        plan = _plan(suite, rest, names, seeds)
+        plan = _plan(suite, rest, names)
         if not names:  # After the other flags, of which one may be a misspelt form.
             raise expected("--attention", "mechanisms, as in softmax,cosformer", "none")
     try:
@@ -87,14 +85,8 @@ def _names(chosen: str | None) -> list[str]:
     return names
 
 
-def _refuse_dry_run(args: Sequence[str]) -> None:
-    if "--dry-run" in (a.partition("=")[0].replace("_", "-") for a in args):
-        one = "one run, as in python -m lra_jax.train --attention=NAME --dry-run"
-        raise expected("--dry-run", one, "a sweep")
-
-
 def _plan(
-    suite: str | None, args: Sequence[str], names: Sequence[str], seeds: int
+    suite: str | None, args: Sequence[str], names: Sequence[str]
 ) -> list[runs.Planned]:
     """The runs of all mechanisms, on all tasks, with all values of the flags.
 
@@ -121,7 +113,9 @@ def _plan(
                     words = [task, name, *varied, *flags]
                     args = [*flags, *given, f"--attention={name}"]
                     series = " ".join(filter(None, words))
-                    plan += runs.make_plan(_parse, args, seeds, series)
+                    about = "Trains several mechanisms."
+                    one = cli.parse_config(PROG, about, args, runs.Seeds)
+                    plan += runs.make_plan(one, series)
     _check_distinct(plan)
     return plan
 
@@ -137,7 +131,7 @@ def _choices(args: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
     presets = [] if chosen is None else [name.strip() for name in chosen.split(",")]
     for preset in presets or [None]:
         own = [] if preset is None else [f"--preset={preset}"]
-        fixed, several = cli.split_values([*own, *rest])
+        fixed, several = _split_values([*own, *rest])
         for flags in several:
             if flags[0].startswith("--seed="):
                 values = ",".join(flag.removeprefix("--seed=") for flag in flags)
@@ -146,6 +140,44 @@ def _choices(args: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         shown = own if len(presets) > 1 else []
         for flags in itertools.product(*several):
             yield [*fixed, *flags], [*shown, *flags]
+
+
+def _split_values(args: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Flags with one value, and those with several, as ``--name=value``.
+
+    Values stand between commas; texts, of which commas may be part, between ``|``. A
+    text that changes no result, such as ``--workdir``, counts as one value.
+
+    Returns:
+      The former, and for each of the latter a list with one flag per value.
+    """
+    preset = cli.parse_preset(args)
+    types = cli.flag_types(preset) | {"--seeds": int}
+    fixed, several = [], []
+    for flag, text in _pairs(cli.full_names(args, types)).items():
+        is_text = str in (get_args(types[flag]) or (types[flag],))
+        mark = "|" if is_text else ","
+        counts = not is_text or flag.removeprefix("--") in preset.identity()
+        if text is not None and mark in text and counts:
+            several.append([f"{flag}={value.strip()}" for value in text.split(mark)])
+        else:
+            fixed.append(flag if text is None else f"{flag}={text}")
+    return fixed, several
+
+
+def _pairs(words: Sequence[str]) -> dict[str, str | None]:
+    """The value of each flag, None for one that stands alone."""
+    pairs: dict[str, str | None] = {}
+    flag = ""
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, text = word.partition("=")
+            pairs[flag] = text if equals else None
+        elif flag and pairs[flag] is None:
+            pairs[flag] = word
+        else:
+            raise expected("flags", "--name=value or --name value", repr(word))
+    return pairs
 
 
 def _check_distinct(plan: Sequence[runs.Planned]) -> None:
@@ -171,10 +203,6 @@ def _variants(task: Task, attention: str, given: Sequence[str]) -> Iterator[list
     ]
     for combined in itertools.product(*flags):
         yield list(filter(None, combined))
-
-
-def _parse(args: Sequence[str]):
-    return cli.parse_config(PROG, "Trains several mechanisms.", args)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ if __name__ == "__main__":
 
     signals.watch()
 
-import collections
 import contextlib
+import dataclasses
 import os
 import shlex
 import signal
@@ -24,14 +24,10 @@ from typing import Any, NoReturn
 
 from lra_jax import cli, progress, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from lra_jax.errors import SWITCHES, a_thing, check_text, expected
+from lra_jax.errors import a_thing, expected
 
-_DESCRIPTION = (
-    "Trains a model and scores it. --seeds=N trains N, with seeds --seed, --seed + 1, "
-    "..., each in its own directory (in --workdir, if that is given). --dry-run "
-    "describes a run and what it will cost, without running it; data not there yet are "
-    "prepared first."
-)
+_PROG = "python -m lra_jax.train"
+_DESCRIPTION = "Trains a model and scores it; data not there yet are prepared first."
 
 __all__ = [
     "Config",
@@ -44,50 +40,37 @@ __all__ = [
 ]
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainCommand(runs.Seeds):
+    """A run, and what to do with it."""
+
+    dry_run: bool = False
+    """Describe the run and what it will cost, without running it."""
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """The command line; see ``lra_jax.cli`` for the exit codes."""
     args = cli.started(args)
-    prog = "python -m lra_jax.train"
+    command = cli.parse_config(_PROG, _DESCRIPTION, args, TrainCommand)
     with cli.user_errors():
-        count, rest = runs.take_flag(args, "seeds")
-        seeds = runs.parse_seeds(count)
-    dry, rest = _take_dry_run(rest, seeds)
-    if seeds > 1 and not {"--help", "-h"} & set(rest):
-        _run_seeds(prog, rest, seeds)
+        command.check_types()
+        if command.dry_run and command.seeds > 1:
+            raise expected("--dry_run", "one run", f"--seeds={command.seeds}")
+    if command.seeds > 1:
+        _run_seeds(command)
         return
-    config = cli.parse_config(prog, _DESCRIPTION, rest)
-    command = shlex.join([*prog.split(), *rest])
-    again = shlex.join([cli.interpreter(), *prog.split()[1:], *rest])
+    typed = shlex.join([*_PROG.split(), *args])
+    again = shlex.join([cli.interpreter(), *_PROG.split()[1:], *args])
     signals.advise(f"interrupted; to resume: {again}")
     try:
-        _main(config, command, again, dry)
+        _main(command.run, typed, again, command.dry_run)
     except KeyboardInterrupt:
         cli.fail(f"interrupted; to resume: {again}", 128 + signal.SIGINT)
 
 
-def _take_dry_run(args: Sequence[str], seeds: int) -> tuple[bool, list[str]]:
-    """Whether to only describe the run, and the other arguments."""
-    dry, rest = False, []
-    pending = collections.deque(args)
+def _run_seeds(command: TrainCommand) -> None:
     with cli.user_errors():
-        while pending:
-            argument = pending.popleft()
-            if argument.partition("=")[0].replace("_", "-") != "--dry-run":
-                rest.append(argument)
-                continue
-            text = cli.flag_value("--dry-run", bool, argument, pending)
-            check_text("--dry-run", bool, text)
-            dry = SWITCHES[text]
-        if dry and seeds > 1:
-            raise expected("--dry-run", "one run", f"--seeds={seeds}")
-    return dry, rest
-
-
-def _run_seeds(prog: str, args: Sequence[str], seeds: int) -> None:
-    with cli.user_errors():
-        plan = runs.make_plan(
-            lambda flags: cli.parse_config(prog, _DESCRIPTION, flags), args, seeds
-        )
+        plan = runs.make_plan(command)
     try:
         runs.run_all(plan)
     except runs.Stopped as stop:

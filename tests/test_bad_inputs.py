@@ -5,12 +5,11 @@ with the name, what was expected and what came.
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
 import string
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import helpers
 import hypothesis
@@ -66,65 +65,6 @@ def leaves_nothing(tmp_path, monkeypatch):
     assert [path for path in tmp_path.iterdir() if path.name != "given"] == []
 
 
-# Typed texts that are no value of a flag of this type, and how the error goes on.
-_TEXTS = {
-    int: {"abc": "an int", "1.5": "an int", "": "an int", "3000000000": "of at most"},
-    float: {"abc": "a number", "": "a number", "nan": "", "-1": "", "inf": ""},
-    bool: {"maybe": "True or False", "": "True or False", "TRUE": "True or False"},
-}
-# Of several processes, which have a check of their own.
-_TOGETHER = ("num_processes", "process_id")
-
-
-def _flags(settings: Any, prefix: str = "") -> dict[str, Any]:
-    found = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name, None)
-        if dataclasses.is_dataclass(value):
-            found |= _flags(value, f"{prefix}{field.name}.")
-        else:
-            found[prefix + field.name] = field.type
-    return found
-
-
-def _wrong_types() -> list[tuple[str, str]]:
-    commands = {
-        "train": get_preset(),
-        "train --task=text": get_preset("text"),
-        "train --task=pathfinder": get_preset("pathfinder"),
-        "benchmark": benchmark.BenchmarkConfig,
-        "analyze rank-collapse": analyze.RankCollapse,
-        "analyze spectrum": analyze.Spectrum,
-        "analyze paths": analyze.Paths,
-        "data sample": data_command.SampleCommand,
-    }
-    seen, cases = set(), []
-    for command, settings in commands.items():
-        for flag, kind in _flags(settings).items():
-            first = command.split()[0]
-            if flag.rpartition(".")[2] in _TOGETHER or (first, flag) in seen:
-                continue
-            seen.add((first, flag))
-            kinds = get_args(kind) or (kind,)
-            texts = _TEXTS.get(kinds[0], {})
-            if get_origin(kind) is Literal:
-                texts = {"nope": "one of"}
-            if first in ("analyze", "data"):  # Their ranges are in the table below.
-                texts = {t: w for t, w in texts.items() if w and w != "of at most"}
-            cases += [
-                (f"{command} --{flag}={text}", f"--{flag}: expected {words}")
-                if words != "of at most"
-                else (f"{command} --{flag}={text}", words)
-                for text, words in texts.items()
-            ]
-    return cases
-
-
-@pytest.mark.parametrize(("line", "part"), _wrong_types())
-def test_values_of_flags(capsys, line, part):
-    refused(capsys, line, part)
-
-
 LINES = r"""
 train --zzz ~ --zzz: expected a flag, got an unknown one; --help lists them
 train --train.step=3 ~ did you mean '--train.steps'?
@@ -134,12 +74,6 @@ train --max-len=9 ~ did you mean '--model.max_length' or '--data.max_length'?
 train --foo=3 ~ got an unknown one; --help lists them
 train --task=image --dimm=3 ~ did you mean '--dim'?
 train --data.batch_size=3 ~ got an unknown one; did you mean '--train.batch_size'?
-train --train.steps ~ --train.steps: expected a value, got none
-train --train.steps --seed=3 ~ --train.steps: expected a value, got none
-train --train.steps=3 --train.steps=abc ~ --train.steps: expected an int, got 'abc'
-train listops ~ flags: expected --name=value or --name value, got 'listops'
-train -x ~ got '-x'
-train --train.steps 3 4 ~ got '4'
 train -- ~ --: expected a flag
 train --task=listop ~ did you mean 'listops'?
 train --task= ~ --task: expected one of
@@ -150,14 +84,9 @@ train --workdir=run[2] ~ --workdir: expected a path without *, ? and [
 train --data.dir=data[1] ~ --data.dir: expected a path without *, ? and [
 train --seed=-1 ~ --seed: expected 0 or a positive int, got -1
 train --seed=99999999999999999999 ~ --seed: expected a number of at most 2147483647
-train --seeds=0 ~ --seeds: expected a positive integer of at most 1000, got '0'
-train --seeds=-1 ~ got '-1'
-train --seeds=1.5 ~ got '1.5'
-train --seeds= ~ --seeds: expected a value, got none
-train --seeds=1001 ~ at most 1000, got '1001'
-train --seeds=1000000000 ~ at most 1000
-train --seeds=99999999999999999999999999999999999 ~ at most 1000
-train --distributed=maybe ~ --distributed: expected True or False
+train --seeds=0 ~ --seeds: expected 1 to 1000, got 0
+train --seeds=-1 ~ --seeds: expected 1 to 1000, got -1
+train --seeds=1001 ~ --seeds: expected 1 to 1000, got 1001
 train --coordinator=host:1 ~ --distributed: expected True
 train --train.steps=0 ~ --train.steps: expected a positive int, got 0
 train --train.steps=9 --train.warmup=9 ~ --train.warmup: expected less than
@@ -244,17 +173,11 @@ train --train.curriculum=100:0.5,50:0.6 ~ curriculum: expected LENGTH:FRACTION
 train --model.short_conv=-1 ~ --model.short_conv: expected
 sweep --attention=softmax --suite=foo ~ --suite: expected one of
 train --task=text --data.path=nope ~ --data.path: expected a file or a folder
-train --task=text --data.validation=tets ~ did you mean 'test'?
 train --task=pathfinder --data.num_distractors=-1 ~ --data.num_distractors: expected 0
-evaluate ~ --workdir: expected a value, got none
-evaluate --workdir ~ --workdir: expected a value, got none
 evaluate --workdir= ~ expected a run directory
 evaluate --workdir=x --predictions= ~ --predictions: expected a file, got ''
 evaluate --workdir=nope ~ --workdir: expected a run directory, got nope
-evaluate --workdir=x --checkpoint=newest ~ --checkpoint: expected one of best, last
 evaluate --workdir=x --spilt=test ~ did you mean '--split'?
-evaluate --workdir=x --allow-code=perhaps ~ --allow_code: expected True or False
-evaluate --workdir=x y ~ flags: expected --name=value
 evaluate --attention=flow ~ --attention: expected a flag
 sweep ~ --attention: expected mechanisms, as in softmax,cosformer, got none
 sweep --attention ~ --attention: expected a value, got none
@@ -264,10 +187,8 @@ sweep --attention=flow,flow ~ --attention: expected distinct names
 sweep --attention=flow --lr=1e-3,0.001 ~ sweep: expected values that differ
 sweep --attention=flow --task=text,text ~ sweep: expected values that differ
 sweep --attention=cosfomer ~ did you mean 'cosformer'?
-sweep --attention=softmax --seeds=1000000000 ~ --seeds: expected a positive integer
-sweep --attention=softmax --seeds=two ~ got 'two'
 sweep --attention=softmax --seed=-3 ~ --seed: expected 0 or a positive
-sweep --attention=softmax --workdir= ~ --workdir: expected a value, got none
+sweep --attention=softmax --workdir= ~ --workdir: expected a folder
 sweep --attention=flow --train.step=3 ~ did you mean '--train.steps'?
 sweep --attention=flow --task=listop ~ did you mean 'listops'?
 sweep --attention=os:system ~ attention: expected 'os:system' to take
@@ -302,7 +223,6 @@ benchmark --dtypes=int8 ~ --dtypes: expected
 benchmark --view=lra --work=forward ~ --work: expected train
 benchmark --view=linformer --features=x ~ --features: expected positive integers
 benchmark --out=/dev/null/x ~ --out: expected a file that can be written
-benchmark 3 ~ flags: expected --name=value
 analyze foo ~ command: expected one of
 analyze pats ~ did you mean 'paths'?
 analyze paths --experiment=foo ~ --experiment: expected one of
@@ -334,9 +254,7 @@ analyze spectrum --examples=0 ~ --examples: expected a positive int
 analyze spectrum --seed=-5 ~ --seed: expected 0 or a positive
 analyze spectrum --workdir=nope ~ --workdir: expected a run directory
 analyze spectrum --out=/dev/null/x ~ --out: expected a folder
-analyze maps ~ --workdir: expected a value, got none
 analyze maps --workdir=nope ~ --workdir: expected a run directory
-analyze maps --workdir=nope --layer=x ~ --layer: expected an int
 data foo ~ command: expected one of prepare, describe, sample
 data prepar ~ did you mean 'prepare'?
 data prepare --task=foo ~ --task: expected one of
@@ -351,7 +269,6 @@ data prepare --data.dir=/dev/null/x ~ --data.dir: expected a folder that can be
 data prepare --task=text --data.path=/dev/null ~ expected
 data prepare --task=retrieval --data.path=/dev/null ~ expected
 data prepare --task=pathfinder --data.path=/dev/null ~ expected
-data prepare --task=pathfinder --data.level=foo ~ --data.level: expected one of
 data describe --data.foo=1 ~ --data.foo: expected a flag of --task=listops
 attention --foo ~ python -m lra_jax.attention: expected no flag
 attention flow ~ got 'flow'
@@ -386,6 +303,52 @@ def test_what_an_attention_raises_is_one_line(capsys, attention, part):
     out, err = capsys.readouterr()
     helpers.assert_one_error(stop.value.code, err, 1, part, "--debug shows where")
     assert out == ""
+
+
+PARSED = """
+train --train.steps ~ '--train.steps'
+train --train.steps --seed=3 ~ '--train.steps'
+train --train.steps=3 --train.steps=abc ~ --train.steps: invalid literal for int
+train --train.steps= ~ --train.steps: invalid literal
+train --train.steps=1.5 ~ --train.steps: invalid literal
+train --train.adam_b1=abc ~ --train.adam-b1: could not convert string to float: 'abc'
+train --train.schedule=cosin ~ invalid choice 'cosin'
+train listops ~ Unrecognized options: listops
+train -x ~ Unrecognized options: -x
+train --train.steps 3 4 ~ Unrecognized options: 4
+train --seeds=1.5 ~ --seeds: invalid literal
+train --seeds= ~ --seeds: invalid literal
+train --distributed=maybe ~ invalid choice 'maybe' for argument '--distributed'
+train --distributed= ~ invalid choice ''
+train --distributed=TRUE ~ invalid choice 'TRUE'
+train --task=text --data.max_length=abc ~ --data.max-length: invalid literal
+train --task=text --data.validation=tets ~ invalid choice 'tets'
+data prepare --task=pathfinder --data.level=foo ~ invalid choice 'foo'
+sweep --attention=flow --lr=1e-3|3e-3 ~ --train.learning-rate: could not convert
+evaluate ~ --workdir
+evaluate --workdir ~ '--workdir'
+evaluate --workdir=x --checkpoint=newest ~ invalid choice 'newest'
+evaluate --workdir=x --allow-code=perhaps ~ invalid choice 'perhaps'
+evaluate --workdir=x y ~ Unrecognized options: y
+benchmark 3 ~ Unrecognized options: 3
+benchmark --heads=abc ~ --heads: invalid literal
+analyze maps ~ --workdir
+analyze maps --workdir=nope --layer=x ~ --layer: invalid literal
+analyze spectrum --length=abc ~ --length: invalid literal
+data sample --count=abc ~ --count: invalid literal
+data sample --split=nope ~ invalid choice 'nope'
+"""
+
+
+@pytest.mark.parametrize(("line", "part"), _table(PARSED))
+def test_what_cannot_be_parsed(capsys, line, part):
+    """Errors of tyro: the text of its box alone."""
+    name, *args = line.split()
+    with pytest.raises(SystemExit) as stop:
+        COMMANDS[name].main(args)
+    out, err = capsys.readouterr()
+    helpers.assert_one_error(stop.value.code, err, 2, part)
+    assert out == "" and "help" not in err and not {*err} & {*"╭│─"}, err
 
 
 def no_arguments():

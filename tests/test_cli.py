@@ -55,19 +55,19 @@ def outcome(capsys, *args: str, module=train) -> tuple[object, str, str]:
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (
-            "--train.best-by=los",
-            ["--train.best_by", "accuracy", "loss", "did you mean"],
-        ),
+        ("--train.best-by=los", ["invalid choice 'los' for", "accuracy", "loss"]),
         ("--train.steps=1e3", ["--train.steps", "'1e3'"]),
         ("--train.steps=-4", ["--train.steps: expected a positive int, got -4"]),
-        ("--task", ["--task: expected a value, got none"]),
+        ("--task", ["--task"]),
         ("--attention --seed=3", ["--attention"]),
         (
             "--steps=9 --train.steps=90",
-            ["--train.steps: expected one value, got --steps=9 and --train.steps=90"],
+            ["--train.steps: expected one form of the flag, got --steps and --train."],
         ),
-        ("--lr 0.1 --seed=1 --train.lr=0.2", ["--train.learning_rate", "--lr=0.1"]),
+        (
+            "--lr 0.1 --seed=1 --train.lr=0.2",
+            ["--lr and --train.lr"],
+        ),
         ("--train.schedule=cosin", ["--train.schedule", "'cosin'", "'cosine'"]),
         (
             "--data.max-length=2001",
@@ -325,7 +325,6 @@ def test_switches_in_small_letters():
         ("--lr=0.1", {"learning_rate": 0.1}),
         ("--steps 30 --batch-size 4", {"steps": 30, "batch_size": 4}),
         ("--batch=4", {"batch_size": 4}),
-        ("--steps=30 --train.steps=30", {"steps": 30}),
         ("--train.eval-every=20 --train.eval_every=30", {"eval_every": 30}),
         ("--train.steps=20", {"steps": 20, "warmup": 2}),
     ],
@@ -367,7 +366,7 @@ def test_a_short_form_of_several_flags_is_not_guessed(capsys) -> None:
     for given, words in {
         "--max-length=9": "did you mean '--model.max_length' or '--data.max_length'?",
         "--task=image --data.max-length=9": "did you mean '--model.max_length'?",
-        "--epochs=3": "counted in steps, --train.steps",
+        "--epochs=3": "--epochs: expected a flag, got an unknown one",
     }.items():
         with pytest.raises(SystemExit):
             parse_config("train", "", given.split())

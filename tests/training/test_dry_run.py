@@ -97,9 +97,9 @@ def test_each_part_of_a_run_has_its_own_price(data_dir, dataset, tmp_path) -> No
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--dry-run=maybe"], "--dry-run: expected True or False, got 'maybe'"),
+        (["--dry-run=maybe"], "invalid choice 'maybe' for argument '--dry-run'"),
         (["--dry-run", "False", "--train.steps=-4"], "--train.steps: expected a posi"),
-        (["--dry_run", "--seeds=2"], "--dry-run: expected one run, got --seeds=2"),
+        (["--dry_run", "--seeds=2"], "--dry_run: expected one run, got --seeds=2"),
     ],
 )
 def test_wrong_dry_runs(flags, words, capsys) -> None:
