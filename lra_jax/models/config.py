@@ -429,10 +429,6 @@ class EncoderConfig(EncoderSettings, SharedConfig):
         """
         return tuple(map(self._layer, range(self.num_layers)))
 
-    def attention(self, index: int) -> AttentionConfig:
-        """The attention settings of a block, counted from 0."""
-        return self.layers[index]
-
     def _layer(self, index: int) -> AttentionConfig:
         mechanism, options = self.block_mechanism(index), self.block_options[index]
         if options.get("grid") is True:

@@ -8,6 +8,7 @@ holds that of `lra_jax.models.stream` for every block: a tree of arrays whose si
 not depend on the position, unless the mechanism keeps every key, as softmax does.
 """
 
+import functools
 import inspect
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from lra_jax.attention.masking import checked
 from lra_jax.errors import expected
 from lra_jax.models import stream
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.encoder import EncoderBlock, TransformerEncoder, normalised
+from lra_jax.models.encoder import TransformerEncoder, normalised
 from lra_jax.models.inputs import embed_inputs, known_values, position_rows
 from lra_jax.models.language import CausalLM
 from lra_jax.models.layers import rows_at
@@ -87,10 +88,19 @@ def prefill(
     stream.check_room("tokens", state, used, longest(model))
     encoder = model.encoder
     x, position = _embedded(encoder, tokens, state)
-    given = iter([] if state is None else state.layers)
-    layers = []
+    states = iter([] if state is None else state.layers)
+    layers: list[Any] = []
+
+    def attend(layer: MultiHeadAttention, x: jax.Array) -> jax.Array:
+        out, after = stream.prefill(layer, x, mask=mask, state=next(states, None))
+        layers.append(after)
+        return out
+
     for block in encoder.blocks:
-        x = _block(block, x, mask, given, layers)
+        mlp: Any = block.mlp and functools.partial(block.mlp, mask=mask)
+        if isinstance(block.mlp, MultiHeadAttention):
+            mlp = functools.partial(attend, block.mlp)
+        x = block.add_branches(x, functools.partial(attend, block.attention), mlp)
     last = rows_at(normalised(encoder.norm, x), counts[:, None] - 1)[:, 0]
     position = (position + counts).astype(jnp.int32)
     return model.scored(last.astype(jnp.float32)), DecoderState(layers, position)
@@ -129,30 +139,3 @@ def _embedded(
         # NaN beyond the table, where the position is traced and cannot be checked.
         x = x + rows.at[places].get(mode="fill", fill_value=jnp.nan).astype(x.dtype)
     return x, position
-
-
-def _block(
-    block: EncoderBlock,
-    x: jax.Array,
-    mask: jax.Array | None,
-    given: Any,
-    layers: list[Any],
-) -> jax.Array:
-    """`EncoderBlock` with states of its layers; appends the new ones to `layers`."""
-
-    def attend(layer: MultiHeadAttention, x: jax.Array) -> jax.Array:
-        out, after = stream.prefill(layer, x, mask=mask, state=next(given, None))
-        layers.append(after)
-        return out
-
-    inner = block.normed(block.attention_norm, x, after=False)
-    x = x + attend(block.attention, inner)
-    x = block.normed(block.attention_norm, x, after=True)
-    if block.mlp is None:
-        return x
-    inner = block.normed(block.mlp_norm, x, after=False)
-    if isinstance(block.mlp, MultiHeadAttention):
-        x = x + attend(block.mlp, inner)
-    else:
-        x = x + block.mlp(inner, mask=mask, rngs=None)
-    return block.normed(block.mlp_norm, x, after=True)

@@ -1,6 +1,6 @@
 """A Transformer encoder around any attention mechanism."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -95,23 +95,39 @@ class EncoderBlock(nnx.Module):
         """
         check_shape("x", x, "B T D", None, None, self.attention.config.in_features)
         sow(self, inputs=x, mask=mask, segment_ids=segment_ids)
-        rows = {"mask": mask, "segment_ids": segment_ids, "training": rngs is not None}
-        branch, memory = self.attention.attend(
-            self.normed(self.attention_norm, x, after=False, **rows),
-            mask=mask,
-            segment_ids=segment_ids,
-            parameters=parameters,
-            memory=memory,
-        )
-        x = x + self.dropout(branch, rngs)
-        x = self.normed(self.attention_norm, x, after=True, **rows)
-        if self.mlp is not None:
-            inner = self.normed(self.mlp_norm, x, after=False, **rows)
-            branch = self.transform(inner, mask, segment_ids, rngs)
-            x = x + self.dropout(branch, rngs)
-            x = self.normed(self.mlp_norm, x, after=True, **rows)
+        rows = {"mask": mask, "segment_ids": segment_ids}
+
+        def attend(x: jax.Array) -> jax.Array:
+            nonlocal memory
+            out, memory = self.attention.attend(
+                x, **rows, parameters=parameters, memory=memory
+            )
+            return out
+
+        def transform(x: jax.Array) -> jax.Array:
+            return self.transform(x, mask, segment_ids, rngs)
+
+        x = self.add_branches(x, attend, transform, rngs, **rows)
         sow(self, outputs=x)
         return x, memory
+
+    def add_branches(
+        self,
+        x: jax.Array,
+        attend: Callable[[jax.Array], jax.Array],
+        transform: Callable[[jax.Array], jax.Array],
+        rngs: nnx.Rngs | None = None,
+        **rows: jax.Array | None,
+    ) -> jax.Array:
+        """The block, with these two functions as its attention and its MLP."""
+        parts = [(self.attention_norm, attend)]
+        parts += [] if self.mlp is None else [(self.mlp_norm, transform)]
+        training = rngs is not None
+        for norm, branch in parts:
+            inner = self.normed(norm, x, after=False, training=training, **rows)
+            x = x + self.dropout(branch(inner), rngs)
+            x = self.normed(norm, x, after=True, training=training, **rows)
+        return x
 
     def normed(
         self,

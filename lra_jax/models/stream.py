@@ -101,7 +101,7 @@ def prefill(
         beyond the ``max_length`` of rotary positions or of the mechanism, or a mask
         that is known (not traced) is padded on the wrong side.
     """
-    run = _checked(layer)
+    run = _find_prefill(layer)
     check_shape("inputs", inputs, "B T D", None, None, layer.config.in_features)
     batch, length, _ = inputs.shape
     if not length:
@@ -109,14 +109,12 @@ def prefill(
     mask = checked("mask", mask, "B T", batch, length)
     if mask is not None:
         _check_side(layer, mask)
-    real = jnp.ones((batch, length), bool) if mask is None else mask
+    seen = jnp.ones((batch, length), bool) if mask is None else mask
     before = max(layer.config.short_conv - 1, 0)
-    recent, seen, position = _earlier(state, inputs, before)
+    recent, real, position = _earlier(state, inputs, before)
     if before:  # The window of a convolution reaches back into the earlier parts.
         inputs = jnp.concatenate([recent, inputs], 1)
-        seen = jnp.concatenate([seen, real], 1)
-    else:
-        seen = real
+        seen = jnp.concatenate([real, seen], 1)
     query, key, value, keywords = layer.project(inputs, seen, skip=before)
     ends = next_position(mask, batch, length)
     if layer.config.rotary:
@@ -124,17 +122,11 @@ def prefill(
         check_room("inputs", state, length if mask is None else ends, longest)
         turn = position[:, None] + jnp.arange(length)[None]
         query, key = (rotated(x, turn, longest) for x in (query, key))
-    taken = accepted_keywords(run)  # None = any.
     # A state records for how many positions it was made.
     keywords["max_length"] = layer.config.max_length if state is None else None
-    given = {name: x for name, x in keywords.items() if taken is None or name in taken}
-    lost = keywords.keys() - given.keys() - _OF_WHOLE
-    # Those of this package leave out only what does not affect their streams.
-    if layer.mechanism.foreign and lost:
-        wanted = f"{run.__name__} to take {', '.join(sorted(lost))}"
-        raise expected("layer", wanted, "one without")
     earlier = None if state is None else state.mechanism
-    out, after = run(query, key, value, mask=mask, state=earlier, **given)
+    more = _keywords_of(run, keywords, layer)
+    out, after = run(query, key, value, mask=mask, state=earlier, **more)
     kept = present = None
     if before:  # Each sample's own last rows, excluding any padding after them.
         rows = ends[:, None] + jnp.arange(before, dtype=ends.dtype)[None]
@@ -143,6 +135,20 @@ def prefill(
     position = (position + ends).astype(jnp.int32)
     out = layer.finish(out, value, inputs[:, before:])
     return out, LayerState(after, kept, present, position)
+
+
+def _keywords_of(
+    run: Callable[..., Any], keywords: dict[str, Any], layer: Layer
+) -> dict[str, Any]:
+    """Those that a mechanism's prefill takes."""
+    accepted = accepted_keywords(run)  # None = any.
+    more = {n: x for n, x in keywords.items() if accepted is None or n in accepted}
+    lost = keywords.keys() - more.keys() - _OF_WHOLE
+    # Those of this package leave out only what does not affect their streams.
+    if layer.mechanism.foreign and lost:
+        wanted = f"{run.__name__} to take {', '.join(sorted(lost))}"
+        raise expected("layer", wanted, "one without")
+    return more
 
 
 def _earlier(
@@ -216,7 +222,7 @@ def _check_side(layer: Layer, mask: jax.Array) -> None:
         raise expected("mask", wanted, "padding on the left")
 
 
-def _checked(layer: Layer) -> Callable[..., Any]:
+def _find_prefill(layer: Layer) -> Callable[..., Any]:
     """The prefill of a layer's mechanism; raises ``ValueError`` if it has no stream."""
     config = layer.config
     if not config.is_causal:

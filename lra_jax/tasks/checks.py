@@ -121,8 +121,8 @@ def check_on_devices(config: Config, task: Task) -> None:
     # All images are of one size, so they have no padding.
     padded = task.image_shape is None or config.model.padding == "zeros"
     packs = task.packs_rows or config.data.packing
-    layers = (encoder.attention(index) for index in range(encoder.num_layers))
-    for layer in {(one.mechanism, one.options): one for one in layers}.values():
+    kinds = {(one.mechanism, one.options): one for one in encoder.layers}
+    for layer in kinds.values():
         layer = dataclasses.replace(layer, own_parameters=True)
         _trace(layer, length, padded, packs)
         if layer.mechanism.foreign:

@@ -73,7 +73,7 @@ def test_the_grid_of_a_task(name: str) -> None:
     config = config.replace(model={"attention_options": "grid=true,eps=1e-5"})
     encoder = encoder_config(config, (32, 32))
     wanted = (("grid", (32, 32)), ("eps", 1e-5))
-    assert encoder.attention(0).options == wanted
+    assert encoder.layers[0].options == wanted
     with pytest.raises(ValueError, match=r"^grid: expected an image task"):
         encoder_config(config, None)
 
@@ -82,7 +82,7 @@ def test_the_grid_of_a_model() -> None:
     small = models.EncoderConfig(
         num_layers=1, embed_dim=4, max_length=8, options={"grid": True}, grid=GRID
     )
-    assert small.attention(0).keywords["grid"] == GRID
+    assert small.layers[0].keywords["grid"] == GRID
     for more in ({"cls_token": True}, {"is_causal": True}):
         (name,) = more
         with pytest.raises(ValueError, match=f"{name}: expected False with the option"):
