@@ -37,6 +37,7 @@ def test_cross_attention_with_a_mask_and_another_value_width(name: str) -> None:
     got = jitted(name)(q, k, v, MASK)
     assert_close(got, formula(name)(q, k, v, MASK))
     assert not np.asarray(got[2]).any(), "a row without visible keys is exactly zero"
+    assert_close(jitted(name)(q, k, v, MASK[:, None, None]), got, 1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
