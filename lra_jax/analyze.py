@@ -156,7 +156,6 @@ def run(settings: Any, typed: str = "") -> Path:
       ValueError: the settings cannot work.
     """
     (command,) = [c for c in COMMANDS.values() if c.settings is type(settings)]
-    from lra_jax.analysis import pages
     from lra_jax.reports import charts
     from lra_jax.reports.page import Page
     from lra_jax.training.machine import commit, describe_devices, versions
@@ -175,7 +174,7 @@ def run(settings: Any, typed: str = "") -> Path:
         not_negative("--seed", getattr(settings, "seed", 0))
         with charts.style():
             for section in command.sections(settings):
-                pages.add(page, section)
+                page.add(section)
     except BaseException as error:
         page.discard()
         if not isinstance(error, InputError) or error.name not in _FLAGS:

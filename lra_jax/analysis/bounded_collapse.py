@@ -14,7 +14,6 @@ from lra_jax import progress
 from lra_jax.analysis.bound import collapse_beta, collapse_bound
 from lra_jax.analysis.capture import capture, longest_document
 from lra_jax.analysis.networks import Network, Shape, find_shape, zipf_tokens
-from lra_jax.analysis.pages import Chart, Panel, Section
 from lra_jax.analysis.residual import composite_norm, residual
 from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention
@@ -22,6 +21,8 @@ from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.layers import LayerNorm
 from lra_jax.reports import charts
+from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 
 NETWORK = "bert"

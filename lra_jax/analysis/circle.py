@@ -23,10 +23,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lra_jax.analysis.fitting import fit_epochs
-from lra_jax.analysis.pages import Chart, Panel, Section
 from lra_jax.analysis.path_network import PathNetwork, PathSettings
 from lra_jax.analysis.path_tasks import circle
 from lra_jax.reports import charts
+from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 
 # As in the published command; batches are in circle order.

@@ -21,13 +21,14 @@ from lra_jax.analysis.networks import (
     run_parts,
     zipf_tokens,
 )
-from lra_jax.analysis.pages import Chart, Panel, Section
 from lra_jax.analysis.residual import relative_residual
 from lra_jax.analysis.variants import VARIANTS, Variant
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, renamed
 from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
 from lra_jax.reports import charts
+from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 
 Curves = dict[str, np.ndarray]

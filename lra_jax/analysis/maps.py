@@ -15,9 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lra_jax.analysis.capture import capture
-from lra_jax.analysis.pages import Chart, Panel, Section, image
 from lra_jax.attention.flow.flow import flow_terms
 from lra_jax.reports import charts
+from lra_jax.reports.figures import Chart, Panel, image
+from lra_jax.reports.page import Section
 
 _CELLS = 200  # per side of a drawn matrix
 _COLUMNS = 64  # characters per line

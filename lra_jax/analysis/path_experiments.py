@@ -20,12 +20,13 @@ from matplotlib.figure import Figure
 
 from lra_jax import progress
 from lra_jax.analysis.fitting import fit_epochs
-from lra_jax.analysis.pages import Chart, Panel, Section
 from lra_jax.analysis.path_network import PathNetwork, PathSettings, draw_paths
 from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, sorting
 from lra_jax.analysis.paths import path_length_distribution
 from lra_jax.errors import known
 from lra_jax.reports import charts
+from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 
 _SORTING = PathSettings(48, 6, 2, 10, vocab_size=10, longest=512)

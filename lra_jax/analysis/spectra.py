@@ -18,7 +18,6 @@ from lra_jax.analysis.capture import (
     longest_document,
 )
 from lra_jax.analysis.networks import Network, find_shape, zipf_tokens
-from lra_jax.analysis.pages import Chart, Panel, Section, image
 from lra_jax.analysis.projection import (
     projection_bound,
     projection_error,
@@ -28,6 +27,8 @@ from lra_jax.analysis.spectrum import cumulative_spectrum, effective_rank
 from lra_jax.analysis.variants import VARIANTS
 from lra_jax.errors import expected
 from lra_jax.reports import charts
+from lra_jax.reports.figures import Chart, Panel, image
+from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 
 _GRID = np.linspace(0, 1, 65)

@@ -9,6 +9,7 @@ from typing import Any
 from lra_jax.files import replacing
 from lra_jax.reports import charts
 from lra_jax.reports.comparison import full_title
+from lra_jax.reports.figures import Chart, Panel
 from lra_jax.reports.runs import Group
 from lra_jax.training.metrics import read_metrics
 
@@ -25,19 +26,21 @@ def draw_run(workdir: Path, title: str) -> Path | None:
     metrics = read_metrics(workdir)
     if not metrics:
         return None
+    splits = {"train": "training", "valid": "validation"}
+    kinds = (("loss", 1, "cross-entropy, nats"), ("accuracy", 100, "accuracy, %"))
+    panels = []
+    for name, unit, label in kinds:
+        points = {words: _points(metrics, x, name, unit) for x, words in splits.items()}
+        lines = [
+            charts.Line(words, list(some), list(some.values()))
+            for words, some in points.items()
+            if some
+        ]
+        labels = {"xlabel": "training step", "ylabel": label}
+        panels.append(Panel(lines, integers="x", settings=labels))
     with charts.style():
-        figure, axes = charts.figure(1, 2, size=(4.6, 3.2))
-        panels = (("loss", 1, "cross-entropy, nats"), ("accuracy", 100, "accuracy, %"))
-        for axis, (name, unit, label) in zip(axes[0], panels, strict=True):
-            lines = [
-                charts.Line(words, list(points), list(points.values()))
-                for split, words in (("train", "training"), ("valid", "validation"))
-                if (points := _points(metrics, split, name, unit))
-            ]
-            charts.draw(axis, lines, xlabel="training step", ylabel=label)
-            charts.whole_numbers(axis)
+        figure = Chart("curves", panels, title, size=(4.6, 3.2)).draw()
         figure.suptitle(title, fontsize=11)
-        charts.legend(figure, axes)
         file = workdir / "curves.png"
         with contextlib.suppress(OSError):
             with replacing(file) as partial:
@@ -75,19 +78,24 @@ def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
     return lines
 
 
-def draw(task: str, lines: Sequence[charts.Line]) -> Any:
+def chart(task: str, lines: Sequence[charts.Line]) -> Chart:
     """The curves of a task, with runs of about the same length in one panel."""
-    panels = by_length(lines)
-    columns = len(panels)
-    figure, axes = charts.figure(1, columns, size=(8 if columns == 1 else 4.6, 4))
-    for axis, panel in zip(axes[0], panels, strict=True):
-        last = max(line.x[-1] for line in panel)
-        title = task if columns == 1 else f"{task}, up to {last:,} steps"
-        charts.draw(axis, panel, title=title, xlabel="training step")
-        charts.whole_numbers(axis)
-    axes[0, 0].set_ylabel("validation accuracy, %")
-    charts.legend(figure, axes)
-    return figure
+    groups = by_length(lines)
+    panels = []
+    for members in groups:
+        last = max(line.x[-1] for line in members)
+        title = task if len(groups) == 1 else f"{task}, up to {last:,} steps"
+        settings = {"title": title, "xlabel": "training step"}
+        panels.append(Panel(members, integers="x", settings=settings))
+    caption = f"Learning curves of {task}: validation accuracy against steps."
+    if any(line.faint for line in lines):
+        caption += (
+            " Thin lines are seeds, the thick one is their mean, the band their "
+            "sample standard deviation."
+        )
+    size = (8 if len(groups) == 1 else 4.6, 4)
+    label = "validation accuracy, %"
+    return Chart(f"curves-{task}", panels, caption, size=size, ylabels=(label,))
 
 
 def by_length(lines: Sequence[charts.Line]) -> list[list[charts.Line]]:

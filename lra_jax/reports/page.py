@@ -22,6 +22,7 @@ from lra_jax import progress
 from lra_jax.errors import writable
 from lra_jax.files import replacing, write_text
 from lra_jax.reports import charts
+from lra_jax.reports.figures import Chart
 from lra_jax.reports.table import Table, to_markdown
 
 
@@ -33,6 +34,13 @@ class Picture(NamedTuple):
     base64: str
     caption: str
     width: int
+
+
+class Section(NamedTuple):
+    """A heading and what is below it; a ``str`` is a paragraph."""
+
+    heading: str
+    parts: Sequence[str | Chart | Table]
 
 
 class Page:
@@ -91,18 +99,31 @@ class Page:
         """A table; see `Table`."""
         self._parts.append(("table", Table(head, list(rows), words, ours)))
 
-    def figure(self, name: str, figure: Any, caption: str, data: Any = None) -> None:
-        """A picture ``name.png`` and, if given, its numbers in ``name.json``."""
-        progress.say(f"drawing {name}.png ...")
+    def chart(self, chart: Chart) -> None:
+        """A picture ``NAME.png`` and, if it has data, its numbers in ``NAME.json``."""
+        progress.say(f"drawing {chart.name}.png ...")
+        figure = chart.draw()
         drawn = charts.to_png(figure)
-        with replacing(self._folder / f"{name}.png") as file:
+        with replacing(self._folder / f"{chart.name}.png") as file:
             file.write_bytes(drawn)
-        if data is not None:
-            values = {**self.made_by, "caption": caption, "data": data}
-            write_text(self._folder / f"{name}.json", _readable(values) + "\n")
+        if chart.data is not None:
+            values = {**self.made_by, "caption": chart.caption, "data": chart.data}
+            write_text(self._folder / f"{chart.name}.json", _readable(values) + "\n")
         encoded, width = base64.b64encode(drawn).decode(), 100 * figure.get_figwidth()
-        picture = Picture(name, encoded, caption, round(width))
+        picture = Picture(chart.name, encoded, chart.caption, round(width))
         self._parts.append(("picture", picture))
+
+    def add(self, section: Section) -> None:
+        """A section."""
+        self.heading(section.heading)
+        for part in section.parts:
+            match part:
+                case Chart():
+                    self.chart(part)
+                case Table():
+                    self.table(*part)
+                case _:
+                    self.text(part)
 
     def html(self) -> str:
         """The page, with its pictures embedded."""

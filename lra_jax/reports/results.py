@@ -74,13 +74,7 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
             page.table(*task_table(task, other))
         lines = curves.learning_curves(members)
         if lines:
-            caption = f"Learning curves of {task}: validation accuracy against steps."
-            if any(line.faint for line in lines):
-                caption += (
-                    " Thin lines are seeds, the thick one is their mean, the band "
-                    "their sample standard deviation."
-                )
-            page.figure(f"curves-{task}", curves.draw(task, lines), caption)
+            page.chart(curves.chart(task, lines))
     if groups:
         page.heading("All tasks")
         page.text(_AVERAGES)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from lra_jax.reports import charts
 from lra_jax.reports.comparison import (
@@ -21,6 +23,7 @@ from lra_jax.reports.comparison import (
     differing_starts,
     settings_unlike_preset,
 )
+from lra_jax.reports.figures import Chart, Panel
 from lra_jax.reports.page import Page, Table
 from lra_jax.reports.runs import Group
 from lra_jax.tasks import Task, get_task, suites
@@ -102,7 +105,7 @@ def _add_suite(
         for model, row in best.items()
     }
     caption = f"Suite {title}: accuracy of each mechanism, chance is 0 where scaled."
-    page.figure(f"suite-{slug}", _heat_map(values, tests), caption, values)
+    page.chart(heat_map(f"suite-{slug}", values, tests, caption))
     page.table(*suite_table(best, tests))
     scores = scores_table(best, tests)
     if scores.ours:
@@ -111,10 +114,7 @@ def _add_suite(
     for test in tests:
         lines = _lines(test, best)
         if lines:
-            caption = f"{test.name}: test accuracy against the {_parts_are(test)}"
-            caption += "; 0 is chance, 100 all correct." if test.task.is_scaled else "."
-            file = f"lengths-{test.name.replace(' ', '-')}-{slug}"
-            page.figure(file, _by_part(lines, test), caption)
+            page.chart(chart_of_parts(test, lines, slug))
 
 
 def _add_examples(page: Page, tests: Sequence[Test]) -> None:
@@ -307,7 +307,13 @@ def _settings(groups: Sequence[Group]) -> str:
 _PLURALS = {"train.learning_rate": "rates", "train.weight_decay": "weight decays"}
 
 
-def _heat_map(values: Mapping[str, Mapping[str, float]], tests: Sequence[Test]) -> Any:
+def heat_map(
+    name: str,
+    values: Mapping[str, Mapping[str, float]],
+    tests: Sequence[Test],
+    caption: str,
+) -> Chart:
+    """The scores of each model in each test as shades with numbers."""
     models = list(values)
     cells = [[values[m].get(test.name, np.nan) for test in tests] for m in models]
     labels = [f"{t.name} (scaled)" if t.task.is_scaled else t.name for t in tests]
@@ -317,9 +323,11 @@ def _heat_map(values: Mapping[str, Mapping[str, float]], tests: Sequence[Test]) 
         1.2 + 0.95 * len(tests) + max(1.4, 0.085 * wide),
         0.7 + 0.24 * len(models) + max(0.6, 0.055 * high),
     )
-    figure, axes = charts.figure(1, 1, size=size)
-    charts.heat_map(figure, axes[0, 0], cells, models, labels)
-    return figure
+
+    def draw(figure: Figure, axis: Axes) -> None:
+        charts.heat_map(figure, axis, cells, models, labels)
+
+    return Chart(name, [Panel(draw=draw)], caption, values, size=size)
 
 
 def _lines(test: Test, best: Best) -> list[charts.Line]:
@@ -343,14 +351,17 @@ def _parts_are(test: Test) -> str:
     return "number of pairs" if of_pairs else "length of sequences"
 
 
-def _by_part(lines: Sequence[charts.Line], test: Test) -> Any:
-    figure, axes = charts.figure(1, 1, size=(8, 4))
-    scaled = " (scaled: 0 is chance)" if test.task.is_scaled else ""
-    labels = {"xlabel": _parts_are(test), "ylabel": f"accuracy{scaled}, %"}
-    charts.draw(axes[0, 0], lines, **labels)
-    charts.log_lengths(axes[0, 0], sorted({int(x) for line in lines for x in line.x}))
-    charts.legend(figure, axes)
-    return figure
+def chart_of_parts(test: Test, lines: Sequence[charts.Line], slug: str) -> Chart:
+    """Accuracy against the lengths, or the numbers of pairs, of a test's parts."""
+    parts, is_scaled = _parts_are(test), test.task.is_scaled
+    caption = f"{test.name}: test accuracy against the {parts}"
+    caption += "; 0 is chance, 100 all correct." if is_scaled else "."
+    scaled = " (scaled: 0 is chance)" if is_scaled else ""
+    labels = {"xlabel": parts, "ylabel": f"accuracy{scaled}, %"}
+    lengths = sorted({int(x) for line in lines for x in line.x})
+    panel = Panel(lines, lengths=lengths, settings=labels)
+    name = f"lengths-{test.name.replace(' ', '-')}-{slug}"
+    return Chart(name, [panel], caption, size=(8, 4))
 
 
 def _number(value: float | None) -> str:

@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 from lra_jax import analyze
-from lra_jax.analysis import pages
 from lra_jax.analysis.maps import (
     Maps,
     Score,
@@ -98,7 +97,7 @@ def test_maps_where_labels_belong_to_positions(task, tmp_path):
     assert maps.weights.shape == (2, length, length) and len(maps.tokens) == length
     page = Page("Maps", tmp_path / "out")
     with charts.style():
-        pages.add(page, maps_section(maps, saved, "an example"))
+        page.add(maps_section(maps, saved, "an example"))
     assert "The example, shaded by the weight" in page.html()
 
 
@@ -206,7 +205,7 @@ def test_images_and_text(task, shape, tmp_path):
     maps = Maps(1, weights, received, tokens, label=1)
     page = Page("Maps", tmp_path)
     with charts.style():
-        pages.add(page, maps_section(maps, Saved(task, shape), "an example"))
+        page.add(maps_section(maps, Saved(task, shape), "an example"))
     assert (tmp_path / "map-received.png").stat().st_size > 1000
 
 
@@ -280,7 +279,7 @@ def test_maps_of_images_in_patches(pooling, tmp_path):
     np.testing.assert_allclose(even_shares(documents), shares, rtol=1e-12)
     page = Page("Maps", tmp_path)
     with charts.style():
-        pages.add(page, maps_section(maps, saved, "an example"))
+        page.add(maps_section(maps, saved, "an example"))
     assert (tmp_path / "map-received.png").stat().st_size > 1000
 
 

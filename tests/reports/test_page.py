@@ -9,6 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from lra_jax.reports import charts
+from lra_jax.reports.figures import Chart, Panel
 from lra_jax.reports.page import Page
 
 HOSTILE = "<img src=x> & `a` | ![i](http://h/p.png)\n# *b* __c__ ~~d~~ [e]: f \\"
@@ -49,11 +50,10 @@ def full_page(folder, text=HOSTILE):
     page.items([text])
     page.items([text], commands=True)
     page.table((text, "number"), [(text, 1.5), ("x", text)], ours=1)
+    panel = Panel([charts.Line("a", [1, 2], [3, 4])])
+    values = np.array([1.23456, 2, np.inf, np.nan])
     with charts.style():
-        figure, axes = charts.figure()
-        charts.draw(axes[0, 0], [charts.Line("a", [1, 2], [3, 4])])
-        values = np.array([1.23456, 2, np.inf, np.nan])
-        page.figure("picture", figure, text, {"values": values})
+        page.chart(Chart("picture", [panel], text, {"values": values}))
     return page
 
 

@@ -9,11 +9,11 @@ from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports import charts
 from lra_jax.reports.suites import (
-    _by_part,
-    _heat_map,
     _lines,
     best_groups,
+    chart_of_parts,
     find_tests,
+    heat_map,
     model_name,
     score,
     suite_table,
@@ -151,7 +151,8 @@ def test_the_axes_of_lengths_say_what_they_are(tmp_path):
     change(tmp_path / "b" / "result.json", test_accuracy_by_length=parts)
     labels = {}
     for test in suite_tests(tmp_path, "parity", "mqar"):
-        (axis,) = _by_part(_lines(test, best_groups([test])), test).axes
+        chart = chart_of_parts(test, _lines(test, best_groups([test])), "a")
+        (axis,) = chart.draw().axes
         labels[test.name] = axis.get_xlabel(), axis.get_ylabel()
     assert labels == {
         "parity": ("length of sequences", "accuracy (scaled: 0 is chance), %"),
@@ -239,7 +240,7 @@ def test_a_model_with_many_changed_settings_has_a_picture(tmp_path):
     (name,) = best_groups([test])
     assert len(name) > 40
     with charts.style():
-        charts.to_png(_heat_map({name: {test.name: 51.0}}, [test]))
+        charts.to_png(heat_map("a", {name: {test.name: 51.0}}, [test], "").draw())
 
 
 def write_language_run(folder, rate, loss, accuracy):

@@ -1,4 +1,4 @@
-"""Pages as data: an analysis yields `Section`s, and `add` writes them on a page."""
+"""Pictures as data: a `Chart` of `Panel`s, drawn in one way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 
 from lra_jax.reports import charts
 from lra_jax.reports.charts import Line
-from lra_jax.reports.page import Page
-from lra_jax.reports.table import Table
 
 
 class Panel(NamedTuple):
@@ -61,7 +59,7 @@ class Chart(NamedTuple):
       data: its numbers; None = none are written.
       columns: panels in a row; None = all.
       size: of a panel, in inches.
-      ylabels: of the first panel of each row.
+      ylabels: of the first panel of each row; () = none beyond the settings.
       shared: the keywords ``sharex`` and ``sharey`` of ``Figure.subplots``.
     """
 
@@ -94,27 +92,7 @@ class Chart(NamedTuple):
             if panel.is_log:
                 charts.log_scale(axis)
             axis.set(**panel.settings)
-        for axis, label in zip(axes[:, 0], self.ylabels, strict=True):
+        for axis, label in zip(axes[:, 0], self.ylabels, strict=False):
             axis.set_ylabel(label)
         charts.legend(figure, axes)
         return figure
-
-
-class Section(NamedTuple):
-    """A heading and what is below it; a ``str`` is a paragraph."""
-
-    heading: str
-    parts: Sequence[str | Chart | Table]
-
-
-def add(page: Page, section: Section) -> None:
-    """Writes a section at the end of a page."""
-    page.heading(section.heading)
-    for part in section.parts:
-        match part:
-            case Chart():
-                page.figure(part.name, part.draw(), part.caption, part.data)
-            case Table():
-                page.table(*part)
-            case _:
-                page.text(part)
