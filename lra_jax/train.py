@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from lra_jax import cli, progress, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from lra_jax.errors import a_thing, expected
+from lra_jax.errors import InputError, a_thing, expected
 
 _PROG = "python -m lra_jax.train"
 _DESCRIPTION = "Trains a model and scores it; data not there yet are prepared first."
@@ -102,6 +102,8 @@ def _main(config: Config, command: str, again: str, dry: bool) -> None:
         raise SystemExit(128 + stop.signum) from None
     except BrokenPipeError:
         raise
+    except InputError as error:  # Its checkpoints do not fit.
+        cli.fail(str(error))
     except (NonFiniteLoss, OSError) as error:
         cli.fail(str(error), 1)
     except Exception as error:

@@ -63,7 +63,7 @@ class RunConsole:
       quiet: print nothing.
 
     Attributes:
-      start: the step that this process resumes from; set it before entering.
+      start: the step from which this process resumes; set it before entering.
       work: total cost of all steps before a given one, in any unit, from which the time
         left is estimated. By default all steps cost the same.
     """
@@ -163,6 +163,21 @@ class RunConsole:
                 f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {loss:.4f}  "
                 f"accuracy {100 * accuracy:5.2f} %  {rate}"
             )
+
+    def validation(
+        self,
+        step: int,
+        means: Mapping[str, float],
+        scores: Mapping[str, float],
+        is_best: bool,
+    ) -> None:
+        """Reports validation metrics, and the task's own scores."""
+        more = "".join(f"  {name} {value:.3f}" for name, value in scores.items())
+        self.line(
+            f"step {step}  validation loss {means['loss']:.4f}  accuracy "
+            f"{100 * means['accuracy']:.2f} %{more}"
+            + ("  (best so far)" if is_best else "")
+        )
 
     def table(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
         """Prints rows of name, number and note under a title."""

@@ -13,6 +13,7 @@ from lra_jax.configs.base import Part, flatten
 from lra_jax.training import sharding
 from lra_jax.training.console import format_seconds
 from lra_jax.training.loop import shapes, size_in_words
+from lra_jax.training.machine import peak_memory
 from lra_jax.training.trainer import Trainer
 
 _STEPS = 12
@@ -29,9 +30,7 @@ class _Cost(NamedTuple):
 
 
 def estimate(
-    trainer: Trainer,
-    work: Callable[[int], float],
-    say: Callable[[str], None] = lambda line: None,
+    trainer: Trainer, say: Callable[[str], None] = lambda line: None
 ) -> dict[str, str]:
     """Times some steps of each part of a run, and estimates in words what all cost.
 
@@ -42,10 +41,9 @@ def estimate(
 
     Args:
       trainer: freshly built.
-      work: tokens, in average examples, of all steps before a given one.
       say: called with a line before each compilation and after each step.
     """
-    train = trainer.config.train
+    train, work = trainer.config.train, trainer.tokens_before
     first = list(itertools.islice(trainer.data, min(_STEPS, train.steps)))
     spans = _spans(trainer.config)
     batches = [sharding.shard_batch(trainer.mesh, batch) for batch in first]
@@ -69,6 +67,7 @@ def estimate(
         "arithmetic": _flops(trainer, longest),
         "compiling": f"{cold:.1f} s ({programs} {plural})",
         "total": f"about {format_seconds(total)}, evaluations included",
+        "memory": _memory(),
     }
 
 
@@ -139,9 +138,14 @@ def _timed(trainer: Trainer, step: int, batch: Any) -> float:
 
 def _flops(trainer: Trainer, batch: Any) -> str:
     """The arithmetic of a step as counted by XLA, which leaves out custom kernels."""
-    function = trainer.step_function(trainer.config.train.steps - 1)
-    lower = sharding.under_mesh(trainer.mesh, jax.jit(function).lower)
-    lowered = lower(trainer.state, batch)
-    cost = lowered.cost_analysis() or {}
+    step: Any = trainer.train_step
+    lower = sharding.under_mesh(trainer.mesh, step.__wrapped__.lower)
+    cost = lower(trainer.state, batch).cost_analysis() or {}
     flops = cost.get("flops", 0)
     return f"{flops / 1e9:.3g} GFLOP a step of the longest batch seen, by XLA's count"
+
+
+def _memory() -> str:
+    peak = peak_memory()
+    size = peak["peak_memory_bytes"] / 2**20
+    return f"{size:,.0f} MiB ({peak['peak_memory_kind']})"

@@ -1,11 +1,10 @@
 """The training loop: one for every task and mechanism."""
 
 import contextlib
-import dataclasses
 import math
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -14,7 +13,7 @@ from lra_jax.signals import StopRequest
 from lra_jax.training import hosts, sharding
 from lra_jax.training.console import RunConsole
 from lra_jax.training.meter import Meter
-from lra_jax.training.metrics import MetricsWriter, read_metrics
+from lra_jax.training.metrics import MetricsWriter, changed_metrics, read_metrics
 from lra_jax.training.profile import Profile
 from lra_jax.training.tracking import Tracker
 from lra_jax.training.trainer import NonFiniteLoss, Stopped, Trainer
@@ -40,65 +39,87 @@ class Interrupted(Exception):
 
 
 def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -> None:
-    """Trains to the last step, with evaluations and checkpoints along the way.
+    """Trains from the newest checkpoint, if there is one, to the last step.
 
     Args:
-      trainer: at the step to resume from; see `Trainer.restore`.
+      trainer: the model, its data and its compiled steps.
       console: reports the progress.
       tracker: also gets the metrics.
 
     Raises:
       Interrupted: SIGINT or SIGTERM was received; the state is saved.
       NonFiniteLoss: the run cannot continue; the last good checkpoint is kept.
+      ValueError: there are checkpoints, but none from which the run can go on.
     """
-    step, workdir = trainer.step, trainer.workdir
-    meter = Meter(step, trainer.progress.seconds)
-    done = trainer.checkpoints.seal.get("validated", False)
-    writer = MetricsWriter(workdir, step, done, hosts.is_writer(), tracker)
-    traced = trainer.config.profile and hosts.is_writer()
-    profile = Profile(workdir if traced else None)
-    closing, alone = contextlib.closing, jax.process_count() == 1
-    with closing(writer), closing(profile), StopRequest(alone) as stop, console:
-        loop = _Loop(trainer, meter, writer, console, stop, profile)
-        try:
-            loop.run(step, validated=done)
-        except NonFiniteLoss as error:
-            writer.write(error.step, "not_finite")
-            raise
-
-
-@dataclasses.dataclass(eq=False)
-class _Loop:
-    """The steps of one session, and the resources that it holds."""
-
-    trainer: Trainer
-    meter: Meter
-    writer: MetricsWriter
-    console: RunConsole
-    stop: StopRequest
-    profile: Profile
-
-    def __post_init__(self) -> None:
-        self.config = self.trainer.config
-        self._compiled: set[Any] = set()
-
-    def run(self, step: int, validated: bool) -> None:
-        """Does the remaining steps; ``validated``: whether this one was scored."""
-        train = self.config.train
-        if self._validates(step) and not validated:
-            self._validate(step)
-            signum = self._stop_signal(step)
-            if signum:  # It is saved, and scored or not yet.
-                raise Interrupted(signum, step)
+    train, pretrain = trainer.config.train, trainer.config.pretrain
+    step = trainer.restore()
+    validated = trainer.checkpoints.seal.get("validated", False)
+    with _Loop(trainer, console, tracker) as loop:
+        if loop.is_validated_at(step) and not validated:  # A signal ended that.
+            loop.save(step, validated=loop.validate(step))
+            loop.stop_if_asked(step)
         while step < train.steps:
-            step = self._advance(step)
+            batch = loop.read_batch()
+            loop.advance(step, batch)
+            step += 1
+            if loop.is_due(step, train.log_every) or step == pretrain.steps:
+                loop.report(step)
+            if loop.is_validated_at(step):
+                loop.save(step, validated=loop.validate(step))
+            loop.stop_if_asked(step)
 
-    def _advance(self, step: int) -> int:
-        """Does one step, and whatever is due after it."""
-        trainer, train = self.trainer, self.config.train
+
+class _Loop:
+    """What `fit` does around the steps; a context that opens files and signals."""
+
+    def __init__(self, trainer: Trainer, console: RunConsole, tracker: Tracker | None):
+        self.trainer, self.console, self.config = trainer, console, trainer.config
+        step, workdir = trainer.step, trainer.workdir
+        seal, writes = trainer.checkpoints.seal, hosts.is_writer()
+        console.start = step
+        if step:
+            console.line(f"resuming from step {step}")
+            lost = changed_metrics(workdir, step, self.config.train.log_every, seal)
+            if lost:
+                console.line(lost)
+        self.meter = Meter(step, trainer.progress.seconds)
+        validated = seal.get("validated", False)
+        self.metrics = MetricsWriter(workdir, step, validated, writes, tracker)
+        self.profile = Profile(workdir if self.config.profile and writes else None)
+        self.stop = StopRequest(alone=jax.process_count() == 1)
+        self._compiled: set[Any] = set()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.callback(self.metrics.close)
+        self._stack.callback(self.profile.close)
+        self._stack.enter_context(self.stop)
+        self._stack.enter_context(self.console)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        with self._stack:
+            if isinstance(error, NonFiniteLoss):
+                self.metrics.write(error.step, "not_finite")
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Whether something is done after this step: every few, and after the last."""
+        return step > 0 and (step % every == 0 or step == self.config.train.steps)
+
+    def is_validated_at(self, step: int) -> bool:
+        """Whether the validation split is scored after this step."""
+        every = self.config.train.eval_every
+        return self.is_due(step, every) or step == self.trainer.lost_best
+
+    def read_batch(self) -> dict[str, jax.Array]:
+        """The next batch, on the devices."""
         with self.meter.waiting():
-            read = next(trainer.data)
-        batch = sharding.shard_batch(trainer.mesh, read)
+            batch = next(self.trainer.data)
+        return sharding.shard_batch(self.trainer.mesh, batch)
+
+    def advance(self, step: int, batch: dict[str, jax.Array]) -> None:
+        """Does the step after ``step`` steps; the first of its shape is compiled."""
+        trainer = self.trainer
         program = (self.config.pretrain.part(step), shapes(batch))
         if program in self._compiled:
             self.profile.step(trainer.state.step)
@@ -112,36 +133,83 @@ class _Loop:
             self._compiled.add(program)
             self.console.compiled()
         self.stop.unsaved = True
-        step += 1
-        self.console.advance(step)
-        if self._is_due(step, train.log_every) or step == self.config.pretrain.steps:
-            self._report(step)
-        if self._validates(step):
-            self._validate(step)
-        if self.console.broken:
-            self.stop.signum = signal.SIGPIPE
-        signum = self._stop_signal(step)
-        if signum:
-            self._save(step)
-            raise Interrupted(signum, step)
-        return step
+        self.console.advance(step + 1)
 
-    def _validates(self, step: int) -> bool:
-        every = self.config.train.eval_every
-        return self._is_due(step, every) or step == self.trainer.lost_best
+    def report(self, step: int) -> None:
+        """Writes the training metrics since the last report."""
+        with self._paused():
+            means, peak = self.trainer.take_sums()
+            rate = float(jax.device_get(self.trainer.schedule(step - 1)))
+        speed = self.meter.speed(step)
+        self.metrics.write(
+            step,
+            "pretrain" if step <= self.config.pretrain.steps else "train",
+            **means,
+            loss_max=peak,
+            learning_rate=rate,
+            steps_per_second=speed,
+            warm=self.meter.warm,
+            data_wait=self.meter.data_wait,
+            seconds=self.meter.seconds_then,
+        )
+        self.console.training(step, means["loss"], means["accuracy"], speed)
 
-    def _is_due(self, step: int, every: int) -> bool:
-        return step > 0 and (step % every == 0 or step == self.config.train.steps)
+    def validate(self, step: int) -> bool:
+        """Scores the validation split, and keeps the best parameters.
 
-    def _stop_signal(self, step: int) -> int:
-        """The signal on which all processes stop after this step; 0 = none.
+        In pretraining, where no labels have been seen yet, there is nothing to score.
+
+        Returns:
+          False if a signal ended it; a resumed session starts with it.
+        """
+        trainer = self.trainer
+        if step <= self.config.pretrain.steps:
+            return True
+        self.console.doing("evaluating", quiet=True)
+        try:
+            with self._paused():
+                trainer.check_finite()
+                means = trainer.evaluate(
+                    trainer.state.params, "valid", self.stop, self.console
+                )
+        except Stopped:
+            return False
+        self.console.doing("training", quiet=True)
+        if not math.isfinite(means["loss"]):
+            raise NonFiniteLoss(step, trainer.checkpoints.latest_step)
+        scores = trainer.task.score(trainer.dataset, "valid", means["loss"])
+        self.metrics.write(step, "valid", **means, **scores, seconds=self.meter.seconds)
+        is_best = trainer.progress.improved(means, self.config.train.best_by)
+        # Its parameters have replaced those of the best checkpoint before it.
+        is_best = is_best or step == trainer.lost_best
+        if is_best:
+            with self.meter.paused():
+                trainer.keep_best(step, means)
+        self.console.validation(step, means, scores, is_best)
+        return True
+
+    def save(self, step: int, validated: bool) -> None:
+        """Saves all that a later session needs; ``validated``: this step was scored."""
+        with self._paused():
+            metrics = seals.digest(read_metrics(self.trainer.workdir))
+            about = {"validated": validated, "metrics": metrics}
+            self.trainer.save(step, self.meter.seconds, about)
+        self.stop.unsaved = False
+
+    def stop_if_asked(self, step: int) -> None:
+        """Saves and raises `Interrupted` after a signal.
 
         Processes get a signal at different steps, so they agree every few steps.
         """
+        if self.console.broken:
+            self.stop.signum = signal.SIGPIPE
         is_last = step == self.config.train.steps
         if jax.process_count() > 1 and step % _AGREE_EVERY and not is_last:
-            return 0
-        return hosts.agree(self.stop.signum or 0)
+            return
+        signum = hosts.agree(self.stop.signum or 0)
+        if signum:
+            self.save(step, validated=False)
+            raise Interrupted(signum, step)
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
@@ -152,84 +220,6 @@ class _Loop:
         jax.block_until_ready(self.trainer.state.step)
         with self.meter.paused():
             yield
-
-    def _report(self, step: int) -> None:
-        """Writes the training metrics since the last report."""
-        with self._paused():
-            found, peak = self.trainer.take_sums()
-            rate = float(jax.device_get(self.trainer.schedule(step - 1)))
-        speed = self.meter.speed(step)
-        pretrained = step <= self.config.pretrain.steps
-        self.writer.write(
-            step,
-            "pretrain" if pretrained else "train",
-            **found,
-            loss_max=peak,
-            learning_rate=rate,
-            steps_per_second=speed,
-            warm=self.meter.warm,
-            data_wait=self.meter.data_wait,
-            seconds=self.meter.seconds_then,
-        )
-        self.console.training(step, found["loss"], found["accuracy"], speed)
-
-    def _validate(self, step: int) -> None:
-        """Scores the validation split, saves the best and the latest checkpoint.
-
-        A signal ends it without a score; a resumed session starts with it. In
-        pretraining, where no labels have been seen yet, it only saves.
-        """
-        trainer = self.trainer
-        if step <= self.config.pretrain.steps:
-            self._save(step, validated=True)
-            return
-        try:
-            self.console.doing("evaluating", quiet=True)
-            with self._paused():
-                trainer.check_finite()
-                found = trainer.evaluate(
-                    trainer.state.params, "valid", self.stop, self.console
-                )
-            self.console.doing("training", quiet=True)
-        except Stopped:
-            return
-        if not math.isfinite(found["loss"]):
-            raise NonFiniteLoss(step, trainer.checkpoints.latest_step)
-        scores = trainer.task.score(trainer.dataset, "valid", found["loss"])
-        self.writer.write(step, "valid", **found, **scores, seconds=self.meter.seconds)
-        best = trainer.progress.improved(found, self.config.train.best_by)
-        # Its parameters have replaced those of the best checkpoint before it.
-        best = best or step == trainer.lost_best
-        if best:
-            with self.meter.paused():
-                trainer.checkpoints.save_best(step, trainer.state.params)
-            trainer.progress = trainer.progress._replace(
-                best_step=step,
-                best_accuracy=found["accuracy"],
-                best_loss=found["loss"],
-            )
-        self.console.line(
-            f"step {step}  validation loss {found['loss']:.4f}  accuracy "
-            f"{100 * found['accuracy']:.2f} %"
-            + "".join(f"  {name} {value:.3f}" for name, value in scores.items())
-            + ("  (best so far)" if best else "")
-        )
-        self._save(step, validated=True)
-
-    def _save(self, step: int, validated: bool = False) -> None:
-        trainer = self.trainer
-        with self._paused():
-            trainer.check_finite()
-            trainer.progress = trainer.progress._replace(seconds=self.meter.seconds)
-            about = {
-                "validated": validated,
-                "metrics": seals.digest(read_metrics(trainer.workdir)),
-                "origins": trainer.origins,
-            }
-            trainer.checkpoints.save_latest(
-                step, trainer.state, trainer.progress, trainer.data, about
-            )
-        self.stop.unsaved = False
 
 
 def shapes(batch: Any) -> tuple[tuple[int, ...], ...]:

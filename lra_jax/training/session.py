@@ -1,10 +1,7 @@
 """A whole run: checks, data, run directory, training, final scores."""
 
 import contextlib
-import dataclasses
-import functools
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,24 +9,18 @@ import jax
 
 from lra_jax import own_code
 from lra_jax.configs import Config, get_preset
-from lra_jax.data.stages import Curriculum, LengthWarmup, tokens_before
 from lra_jax.errors import InputError, expected, noted
 from lra_jax.models import saved
-from lra_jax.tasks import Task, get_task
-from lra_jax.training import dry_run, hosts, tracking
+from lra_jax.tasks import get_task
+from lra_jax.training import dry_run, hosts, summary, tracking
 from lra_jax.training import workdir as workdirs
-from lra_jax.training.console import RunConsole, format_seconds
+from lra_jax.training.console import RunConsole
 from lra_jax.training.loop import fit
 from lra_jax.training.machine import commit, describe_devices, peak_memory, versions
 from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.restore import export
-from lra_jax.training.result import (
-    Result,
-    read_result,
-    standard_error,
-    write_result,
-)
+from lra_jax.training.result import Result, read_result, write_result
 from lra_jax.training.trainer import Trainer
 
 
@@ -58,8 +49,6 @@ class Session:
     ):
         self.config = config
         self.command = command
-        # Now: a checkout can move on while the run trains with the code that it read.
-        self.commit = commit()
         self.task = get_task(config.task)
         self.task.check(config)
         make_schedule(config.train, config.pretrain)
@@ -68,6 +57,8 @@ class Session:
         hosts.connect(config)
         if not dry:
             hosts.writer_first(self._check_workdir)
+        # Now: a checkout can move on while the run trains with the code that it read.
+        origins = {"device": [describe_devices()], "commit": [commit()]}
         self.task.check_on_devices(config)
         quiet = quiet or not hosts.is_writer()
         self.console = RunConsole(config.train.steps, quiet=quiet)
@@ -80,6 +71,7 @@ class Session:
             self.console.line("building the model ...")
             # Before claiming the directory, so that a failing config leaves none.
             self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
+            self.trainer.origins = origins
             self._stack = stack
             if dry:
                 return
@@ -88,10 +80,6 @@ class Session:
             read_metrics(self.workdir)
             if self.result is None:
                 stack.callback(self.trainer.checkpoints.close)
-                self.console.start = self._restore()
-                self._tracker = hosts.writer_first(
-                    lambda: stack.enter_context(self._track())
-                )
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -102,33 +90,30 @@ class Session:
 
     def run(self) -> Result:
         """Trains or resumes to the end, and scores; see ``lra_jax.train.run``."""
-        result = self.result
+        console, result = self.console, self.result
         if result is not None:
-            self.console.line(f"already finished, in {self.workdir}:")
+            console.line(f"already finished, in {self.workdir}:")
             self._name_what_is_lost(result.steps)
         else:
-            self.console.work = self._work()
-            self.console.facts(self._facts())
-            if self.console.start:
-                self.console.line(f"resuming from step {self.console.start}")
-                self._name_changed_metrics()
-            fit(self.trainer, self.console, self._tracker)
-            result = self._score()
-            if hosts.is_writer():
-                workdirs.lengthen(self.workdir, self.config.train.steps)
-                write_result(self.workdir, result)
-            self._tracker.result(result.to_dict())
+            console.work = self.trainer.tokens_before
+            console.facts(summary.facts(self.trainer))
+            with hosts.writer_first(self._track) as tracker:
+                fit(self.trainer, console, tracker)
+                result = self._score()
+                if hosts.is_writer():
+                    workdirs.lengthen(self.workdir, self.config.train.steps)
+                    write_result(self.workdir, result)
+                tracker.result(result.to_dict())
             self.result = result
-        show_result(self.console, self.task, self.config, result)
+        summary.show_result(console, self.task, self.config, result)
         return result
 
     def dry_run(self) -> None:
         """Describes the run and what it will cost, after a few timed steps."""
         self.console.facts(dry_run.settings(self.config))
         self.console.line()
-        self.console.facts(self._facts())
-        costs = dry_run.estimate(self.trainer, self._work(), self.console.line)
-        self.console.facts(costs | _memory_in_words())
+        self.console.facts(summary.facts(self.trainer))
+        self.console.facts(dry_run.estimate(self.trainer, self.console.line))
 
     def _finished_result(self) -> Result | None:
         """The result, unless it is from before the run was extended."""
@@ -140,42 +125,12 @@ class Session:
             return None
         return result
 
-    def _restore(self) -> int:
-        step, steps = self.trainer.restore(), self.config.train.steps
-        if step > steps:  # It was being extended, and its result is gone.
-            wanted = f"at least {step}, the step of the newest checkpoint"
-            raise expected("--train.steps", wanted, steps)
-        before = self.trainer.checkpoints.seal.get("origins", {})
-        now = {"device": describe_devices(), "commit": self.commit}
-        self.trainer.origins = {
-            name: list(dict.fromkeys([*before.get(name, []), *filter(None, [value])]))
-            for name, value in now.items()
-        }
-        return step
-
     def _track(self) -> tracking.Tracker:
         """The tracker; only the process that writes reports to it."""
         config = self.config
         if not hosts.is_writer():
             config = config.replace(wandb=None)
         return tracking.Tracker(config, self.workdir)
-
-    def _work(self) -> Callable[[int], float]:
-        """The tokens before a given step: shorter sequences make faster steps."""
-        train = self.config.train
-        return functools.partial(
-            tokens_before,
-            self.dataset.lengths("train"),
-            cut=LengthWarmup.parse(train.length_warmup, train.steps),
-            whole=Curriculum.parse(train.curriculum, train.steps),
-        )
-
-    def _name_changed_metrics(self) -> None:
-        seal = self.trainer.checkpoints.seal
-        every = self.config.train.log_every
-        line = changed_metrics(self.workdir, self.console.start, every, seal)
-        if line:
-            self.console.line(line)
 
     def _name_what_is_lost(self, steps: int) -> None:
         """Of a finished run, which is not trained again for it."""
@@ -308,60 +263,6 @@ class Session:
             "data_wait": statistics.median_high(line["data_wait"] for line in lines),
         }
 
-    def _facts(self) -> dict[str, str]:
-        config, data = self.config, self.dataset
-        sizes = (f"{data.num_examples(s):,} {s}" for s in data.splits)
-        packed = config.data.packing
-        lengths = ", ".join(map(str, self.trainer.buckets[-1 if packed else 0 :]))
-        return {
-            "task": f"{config.task}, {', '.join(sizes)}",
-            "data": f"{data.name}, fingerprint {data.fingerprint}",
-            "model": (
-                f"{config.mixers}, preset {config.preset}, "
-                f"{self.trainer.num_parameters:,} parameters, {config.train.dtype}"
-            ),
-            "training": (
-                f"{config.train.steps} steps of {config.train.batch_size}, "
-                f"{self._pretraining()}{self._shown()}{lengths}{self._warmup()}"
-            ),
-            "devices": f"{describe_devices()}, {self._mesh()} in the mesh",
-            "run": str(self.workdir),
-        }
-
-    def _pretraining(self) -> str:
-        steps = self.config.pretrain.steps
-        return f"{steps} of them pretraining, " if steps else ""
-
-    def _shown(self) -> str:
-        """How training shows its examples, before the lengths of its batches."""
-        train, said = self.config.train, ""
-        kinds = {"short examples first": Curriculum, "beginnings first": LengthWarmup}
-        for words, kind in kinds.items():
-            given = getattr(train, kind.name)
-            stages = kind.parse(given, train.steps).stages
-            if stages:
-                over = stages[-1][1] <= self.config.pretrain.steps
-                where = ", all in pretraining" if over else ""
-                said += f"{words} ({given}{where}), "
-        packed = self.config.data.packing
-        return said + ("packed into rows of " if packed else "padded to ")
-
-    def _warmup(self) -> str:
-        """Says so if the preset's warm-up is too long for the run."""
-        config = self.config
-        preset = get_preset(config.task, config.preset, config.attention).train
-        theirs = dataclasses.replace(config.train, warmup=preset.warmup)
-        if not theirs.too_warm:
-            return ""
-        return f"; warm-up of {config.train.warmup} instead of {preset.warmup}"
-
-    def _mesh(self) -> str:
-        mesh = self.trainer.mesh
-        data, seq = mesh.shape["data"], mesh.shape["seq"]
-        text = str(mesh.size) if seq == 1 else f"{data} x {seq} (sequence)"
-        processes = jax.process_count()
-        return text if processes == 1 else f"{text}, {processes} processes,"
-
 
 def default_workdir(config: Config) -> Path:
     """``config.workdir``, or a folder under ``runs/`` named after the settings."""
@@ -369,99 +270,3 @@ def default_workdir(config: Config) -> Path:
         return Path(config.workdir).expanduser()
     preset = get_preset(config.task, config.preset, config.attention)
     return Path("runs") / config.run_name(preset)
-
-
-def show_result(
-    console: RunConsole, task: Task, config: Config, result: Result
-) -> None:
-    """Prints test accuracies, with baselines and comparable published results, or the
-    task's other scores."""
-    if task.scores is None:
-        _show_accuracies(console, task, config, result)
-    else:
-        _show_scores(console, result)
-    waits = result.data_wait
-    waited = (
-        "" if waits is None else f"; {100 * waits:.1f} % of the time waiting for data"
-    )
-    console.line(
-        f"{format_seconds(result.seconds)} in total, "
-        f"{result.steps_per_second:.2f} steps/s in training "
-        f"({result.steps_per_second_kind}{waited}), "
-        f"{result.parameters:,} parameters"
-    )
-
-
-def _show_scores(console: RunConsole, result: Result) -> None:
-    checkpoints = {"best": result.best_step, "last": result.steps}
-    for key, value in result.scores.items():
-        name, _, which = key.rpartition("_")
-        remark = f"{which} checkpoint, step {checkpoints.get(which)}"
-        if which not in checkpoints:
-            remark = f"best checkpoint, {which}"
-        console.line(f"test {name.replace('_', ' ')} {value:.4f}  ({remark})")
-
-
-def _show_accuracies(
-    console: RunConsole, task: Task, config: Config, result: Result
-) -> None:
-    examples = result.test_examples
-    error = standard_error(result.test_accuracy_best, examples)
-    # The labels of an example may depend on each other.
-    counted = ", each counted once" if task.per_position else ""
-    rows = [
-        (
-            f"{config.mixers}, best checkpoint",
-            f"{result.test_accuracy_best:.2f}",
-            f"step {result.best_step}, +-{error:.2f} (standard "
-            f"error over {examples} examples{counted}){_chosen_by(result)}",
-        ),
-        (
-            f"{config.mixers}, last checkpoint",
-            f"{result.test_accuracy_last:.2f}",
-            f"step {result.steps}",
-        ),
-    ]
-    rows += _beside_in_words(task, result)
-    if result.official_data:
-        rows += [
-            (f"baseline: {name}", f"{value:.2f}", "") for name, value in task.floors
-        ]
-        rows += [
-            (f"published: {row.model}", f"{row.accuracy:.2f}", row.source)
-            for row in task.published_beside(config)
-        ]
-    console.table("test accuracy, percent", rows)
-
-
-def _beside_in_words(task: Task, result: Result) -> list[tuple[str, str, str]]:
-    """Rows of some tasks only: accuracy above chance, and by length."""
-    parts = result.test_accuracy_by_length
-    rows = []
-    if result.chance is not None and result.test_scaled_accuracy is not None:
-        by_parts = task.by_parts and parts
-        which = "mean over the parts" if by_parts else "best checkpoint"
-        scaled = f"{100 * result.test_scaled_accuracy:.1f} %"
-        far = f"the {which} is {scaled} of the way from it to 100"
-        rows.append(("chance", f"{result.chance:.2f}", far))
-    rows += [
-        (f"part {name}", f"{accuracy:.2f}", "best checkpoint")
-        for name, accuracy in parts.items()
-    ]
-    if len(parts) > 1:
-        mean = statistics.fmean(parts.values())
-        rows.append(("mean over the parts", f"{mean:.2f}", ""))
-    return rows
-
-
-def _chosen_by(result: Result) -> str:
-    """How the best checkpoint was chosen; warns if that used the test labels."""
-    rule = f", best validation {result.best_by}"
-    seen = result.validation == "test"
-    return f"{rule}; chosen on the test split itself" if seen else rule
-
-
-def _memory_in_words() -> dict[str, str]:
-    peak = peak_memory()
-    size = peak["peak_memory_bytes"] / 2**20
-    return {"memory": f"{size:,.0f} MiB ({peak['peak_memory_kind']})"}

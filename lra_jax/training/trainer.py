@@ -2,18 +2,20 @@
 
 import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import Mesh
 
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.data.stages import LengthWarmup
+from lra_jax.data.stages import Curriculum, LengthWarmup, tokens_before
 from lra_jax.errors import expected, renamed
 from lra_jax.models import Buffer
 from lra_jax.models.pooling import is_of_reconstruction, is_of_task
@@ -37,6 +39,8 @@ from lra_jax.training.step import (
     zero_sums,
 )
 from lra_jax.training.workdir import check_space
+
+Step = Callable[[TrainState, dict[str, jax.Array]], TrainState]
 
 
 class Stopped(Exception):
@@ -99,14 +103,15 @@ class Trainer:
         # The step of a best checkpoint that lies after the step to resume from. It has
         # replaced an earlier one, so this step is validated again.
         self.lost_best: int | None = None
-        self.origins: dict[str, list[str]] = {}  # devices and commits, for checkpoints
+        # The devices and commits of all sessions, in turn.
+        self.origins: dict[str, list[str]] = {}
         self.buckets = _buckets(config, dataset)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
         self.schedule = make_schedule(train, config.pretrain)
         optimizer = make_optimizer(train, config.pretrain)
         model = task.make_model(config, dataset, nnx.Rngs(params=config.seed))
-        graphdef, params = nnx.split(model, (nnx.Param, Buffer))
+        self._graphdef, params = nnx.split(model, (nnx.Param, Buffer))
         trained = nnx.filter_state(params, nnx.Param)
         self.num_parameters = sum(x.size for x in jax.tree.leaves(trained))
         causal = config.model.is_causal
@@ -114,38 +119,36 @@ class Trainer:
         state = init_state(params, optimizer)
         self.state: TrainState = sharding.replicate(self.mesh, state)
         self.progress = Progress()
-        warmup = LengthWarmup.parse(train.length_warmup, train.steps)
-        widths = warmup.widths(self.buckets)
-        self._graphdef = graphdef
-        # Packed batches differ in their number of rows.
-        shapes = None if config.data.packing else len(widths)
-        under_mesh = functools.partial(sharding.under_mesh, self.mesh)
-        rate = config.pretrain.mask_rate
-        reconstruction = functools.partial(reconstruction_loss, mask_rate=rate)
-        pretrained = config.pretrain.steps
-        supervised = is_of_task if pretrained else nnx.Param
-        programs = {
-            "pretrain": (reconstruction, is_of_reconstruction, 0),
-            "train": (task.loss, supervised, pretrained),
-        }
-        functions = {
-            part: step_function(
-                loss, graphdef, optimizer, config.seed, learns, renewed_at=begins
-            )
-            for part, (loss, learns, begins) in programs.items()
-        }
-        placed = sharding.replicated(self.mesh)
-        self._functions = functions
-        self._steps = {
-            part: under_mesh(compiled_step(function, shapes, placed))
-            for part, function in functions.items()
-        }
-        self.train_step = self._steps["train"]
-        eval_shapes = pipeline.eval_shapes(dataset, self.buckets)
-        self.eval_step = under_mesh(
-            make_eval_step(task.loss, graphdef, shapes=eval_shapes)
-        )
+        self.train_step, self._pretrain_step = self._make_steps(optimizer)
+        shapes = pipeline.eval_shapes(dataset, self.buckets)
+        eval_step = make_eval_step(task.loss, self._graphdef, shapes=shapes)
+        self.eval_step = sharding.under_mesh(self.mesh, eval_step)
         self.data = self._training_data()
+
+    def _make_steps(self, optimizer: optax.GradientTransformation) -> tuple[Step, Step]:
+        """The compiled steps of the task, and of pretraining."""
+        config, pretrain = self.config, self.config.pretrain
+        reconstruction = functools.partial(
+            reconstruction_loss, mask_rate=pretrain.mask_rate
+        )
+        learns = is_of_task if pretrain.steps else nnx.Param
+        warmup = LengthWarmup.parse(config.train.length_warmup, config.train.steps)
+        # Packed batches differ in their number of rows.
+        packed = config.data.packing
+        shapes = None if packed else len(warmup.widths(self.buckets))
+        placed = sharding.replicated(self.mesh)
+
+        def make(loss: Any, learns: Any, renewed_at: int) -> Step:
+            function = step_function(
+                loss, self._graphdef, optimizer, config.seed, learns, renewed_at
+            )
+            step = compiled_step(function, shapes, placed)
+            return sharding.under_mesh(self.mesh, step)
+
+        return (
+            make(self.task.loss, learns, pretrain.steps),
+            make(reconstruction, is_of_reconstruction, 0),
+        )
 
     def _training_data(self) -> Any:
         """The batches of all steps."""
@@ -192,27 +195,74 @@ class Trainer:
         """Steps done."""
         return int(self.state.step)
 
+    @functools.cached_property
+    def tokens_before(self) -> Callable[[int], float]:
+        """The tokens, in average examples, of all steps before a given one: shorter
+        sequences make faster steps."""
+        train = self.config.train
+        return functools.partial(
+            tokens_before,
+            self.dataset.lengths("train"),
+            cut=LengthWarmup.parse(train.length_warmup, train.steps),
+            whole=Curriculum.parse(train.curriculum, train.steps),
+        )
+
     def advance(self, step: int, batch: dict[str, jax.Array]) -> None:
         """Does the step after ``step`` steps, of pretraining or of the task."""
-        part = self.config.pretrain.part(step)
-        self.state = self._steps[part](self.state, batch)
-
-    def step_function(self, step: int) -> Any:
-        """The function that `advance` compiles, to be called under the mesh."""
-        return self._functions[self.config.pretrain.part(step)]
+        pretrains = step < self.config.pretrain.steps
+        function = self._pretrain_step if pretrains else self.train_step
+        self.state = function(self.state, batch)
 
     def model_at(self, params: nnx.State) -> nnx.Module:
         """The model with the given parameters."""
         return nnx.merge(self._graphdef, params)
 
     def restore(self) -> int:
-        """Resumes from the newest checkpoint if there is one; returns its step."""
-        if self.checkpoints.latest_step is not None:
-            self.state, self.progress = self.checkpoints.restore(self.state, self.data)
-            best = self.checkpoints.best_step
-            if best is not None and best > self.progress.best_step:
-                self.lost_best = best
+        """Resumes from the newest checkpoint if there is one; returns its step.
+
+        Raises:
+          ValueError: no checkpoint is whole and of this run, or it is of a later step
+            than the last.
+        """
+        if self.checkpoints.latest_step is None:
+            return self.step
+        self.state, self.progress = self.checkpoints.restore(self.state, self.data)
+        if self.step > self.config.train.steps:  # It was being extended.
+            wanted = f"at least {self.step}, the step of the newest checkpoint"
+            raise expected("--train.steps", wanted, self.config.train.steps)
+        best = self.checkpoints.best_step
+        if best is not None and best > self.progress.best_step:
+            self.lost_best = best
+        before = self.checkpoints.seal.get("origins", {})
+        self.origins = {
+            name: list(dict.fromkeys([*before.get(name, []), *now]))
+            for name, now in self.origins.items()
+        }
         return self.step
+
+    def save(self, step: int, seconds: float, about: dict[str, Any]) -> None:
+        """Saves the state, the progress and the position in the data.
+
+        Args:
+          step: steps done.
+          seconds: of the training so far.
+          about: for the seal of the checkpoint.
+
+        Raises:
+          NonFiniteLoss: the parameters must not replace those of a good checkpoint.
+          OSError: it cannot be written.
+        """
+        self.check_finite()
+        self.progress = self.progress._replace(seconds=seconds)
+        about = about | {"origins": self.origins}
+        self.checkpoints.save_latest(step, self.state, self.progress, self.data, about)
+
+    def keep_best(self, step: int, means: dict[str, float]) -> None:
+        """Saves the parameters as the best so far, with their validation scores."""
+        self.checkpoints.save_best(step, self.state.params)
+        self.progress = self.progress._replace(
+            best_step=step, best_accuracy=means["accuracy"], best_loss=means["loss"]
+        )
 
     def evaluate(
         self,

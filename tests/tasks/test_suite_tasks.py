@@ -22,7 +22,8 @@ from lra_jax.training import Interrupted
 from lra_jax.training.console import RunConsole
 from lra_jax.training.restore import predictions
 from lra_jax.training.result import Result
-from lra_jax.training.session import Session, show_result
+from lra_jax.training.session import Session
+from lra_jax.training.summary import show_result
 from lra_jax.training.trainer import Trainer
 
 TRAIN = {"batch_size": 32, "eval_batch_size": 32, "warmup": 10, "log_every": 20}

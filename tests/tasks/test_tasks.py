@@ -55,7 +55,7 @@ def test_train_and_score(tmp_path, task, preset, attention, least):
 def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
     from lra_jax.tasks import get_task
     from lra_jax.training.console import RunConsole
-    from lra_jax.training.session import show_result
+    from lra_jax.training.summary import show_result
 
     shown = {}
     for validation in ("holdout", "test"):

@@ -10,7 +10,6 @@ from lra_jax import train
 from lra_jax.training import dry_run, session
 from lra_jax.training.profile import Profile
 from lra_jax.training.session import Session
-from lra_jax.training.trainer import Trainer
 
 
 def _seconds(facts: dict[str, str]) -> list[float]:
@@ -40,9 +39,7 @@ def test_time_goes_with_the_tokens_of_a_step(data_dir, dataset, tmp_path) -> Non
     settings = {"length_warmup": "5:0.5", "steps": 200, "warmup": 5}
     config = helpers.tiny(data_dir, tmp_path, train=settings)
     with Session(config, quiet=True, dry=True) as session:
-        work = session._work()
-        trainer = Trainer(config, session.task, dataset, tmp_path)
-        first, mean = _seconds(dry_run.estimate(trainer, work))
+        first, mean = _seconds(dry_run.estimate(session.trainer))
     longer = float(dataset.lengths("train").mean()) / 5
     assert mean / first == pytest.approx((1 + longer) / 2, rel=0.01)
 
@@ -64,8 +61,7 @@ def test_the_arithmetic_is_that_of_the_longest_batch(
     monkeypatch.setattr(dry_run, "_cost", cost)
     monkeypatch.setattr(dry_run, "_flops", flops)
     with Session(config, quiet=True, dry=True) as session:
-        trainer = Trainer(config, session.task, dataset, tmp_path)
-        dry_run.estimate(trainer, session._work())
+        dry_run.estimate(session.trainer)
     assert seen["counted"] == [max(seen["timed"])]
     assert seen["timed"][0] < max(seen["timed"])
 
@@ -80,10 +76,8 @@ def test_each_part_of_a_run_has_its_own_price(data_dir, dataset, tmp_path) -> No
         data={"buckets": "60"},
     )
     with Session(config, quiet=True, dry=True) as session:
-        work = session._work()
-        trainer = Trainer(config, session.task, dataset, tmp_path)
         said: list[str] = []
-        facts = dry_run.estimate(trainer, work, said.append)
+        facts = dry_run.estimate(session.trainer, said.append)
     assert "(2 programs)" in facts["compiling"]
     timed = [line.partition(":")[0] for line in said if line.startswith("timed")]
     assert timed == [f"timed step {n} of 8" for n in range(1, 9)] * 2

@@ -37,14 +37,14 @@ def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
     first = train.run(short, quiet=True)
     longer = constant(data_dir, tmp_path / "run", 12)
     with Session(longer, quiet=True) as session, pytest.raises(Interrupted):
-        assert session.console.start == 4
         session.console = helpers.Closed(12, quiet=True)
         session.run()
+    assert session.console.start == 4
     assert train.run(short, quiet=True) == first
     assert load_run(str(tmp_path / "run"), "last").step == 7
     with Session(longer, quiet=True) as session:
-        assert session.console.start == 7
         result = session.run()
+        assert session.console.start == 7
     helpers.assert_equal_trees(session.trainer.state, unbroken)
     for name in ("test_loss_best", "test_loss_last", "best_step", "steps"):
         assert getattr(result, name) == getattr(wanted, name)
@@ -66,8 +66,8 @@ def test_a_longer_run_counts_a_best_checkpoint_again(data_dir, tmp_path):
     wanted = train.run(longer.replace(workdir=str(tmp_path / "whole")), quiet=True)
     (tmp_path / "run/checkpoints/latest/6/state/_METADATA").unlink()
     with Session(longer, quiet=True) as session:
-        assert session.console.start == 4
         result = session.run()
+        assert session.console.start == 4
     scored, others = (
         [line for line in losses(tmp_path / name) if line[1] == "valid"]
         for name in ("run", "whole")
@@ -100,8 +100,8 @@ def test_a_best_checkpoint_is_the_one_that_is_there(data_dir, tmp_path, monkeypa
         session.run()
     scores += [0.05, 0.02]
     with Session(config, quiet=True) as session:
-        assert session.console.start == 4
         result = session.run()
+        assert session.console.start == 4
     assert result.best_step == load_run(str(tmp_path)).step == 8
     assert result.valid_accuracy_best == pytest.approx(5)
 

@@ -51,8 +51,8 @@ def test_a_run_goes_on_with_moved_data(table, tmp_path):
         session.run()
     shutil.rmtree(places[0])
     with Session(moved, quiet=True) as session:
-        assert session.console.start == 7
         result = session.run()
+        assert session.console.start == 7
     helpers.assert_equal_trees(session.trainer.state, unbroken)
     assert result.test_loss_best == wanted.test_loss_best
     # Whatever reads the run afterwards finds the data, and its seals are whole.

@@ -15,7 +15,7 @@ from lra_jax.configs import Config, get_preset
 from lra_jax.configs.base import PretrainConfig
 from lra_jax.models import MatchingClassifier, SequenceClassifier
 from lra_jax.tasks.reconstruction import reconstruction_loss
-from lra_jax.training import Interrupted, fit
+from lra_jax.training import Interrupted, fit, summary
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.session import Session
@@ -121,8 +121,8 @@ def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
     with Session(again, quiet=True) as first, pytest.raises(Interrupted):
         fit(first.trainer, helpers.Closed(20, quiet=True))
     with Session(again, quiet=True) as second:
-        assert second.console.start == 7
         assert second.run().test_loss_last == result.test_loss_last
+        assert second.console.start == 7
 
 
 @pytest.mark.parametrize(("share", "where"), [(0.5, ", all in pretraining"), (1, "")])
@@ -132,7 +132,10 @@ def test_beginnings_that_are_over_before_the_labels_are_said(
     train = {"steps": 20, "warmup": 2, "length_warmup": f"8:{share}"}
     config = helpers.tiny(data_dir, train=train, pretrain={"steps": 10})
     with Session(config, quiet=True, dry=True) as session:
-        assert f"beginnings first (8:{share}{where})" in session._facts()["training"]
+        assert (
+            f"beginnings first (8:{share}{where})"
+            in summary.facts(session.trainer)["training"]
+        )
 
 
 def _is_adam(part: Any) -> bool:

@@ -58,7 +58,7 @@ MOMENTS = {
     "data": ("lra_jax.data.listops_trees", "iterate", NOTHING),
     "model": (TRAINER, "init_state", NOTHING),
     "before the first step": (LOOP, "sharding.shard_batch", NOTHING),
-    "a report": (LOOP, "_Loop._report", SAVED.format(step=4)),
+    "a report": (LOOP, "_Loop.report", SAVED.format(step=4)),
     "an evaluation": (TRAINER, "Trainer.evaluate", SAVED.format(step=10)),
     "a save": (CHECKPOINTS, "Checkpoints.save_latest", SAVED.format(step=10)),
     "the scores": ("lra_jax.training.session", "Session._score", NOTHING),

@@ -17,6 +17,7 @@ from lra_jax import train
 from lra_jax.training.loop import Interrupted
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
+from lra_jax.training.tracking import Tracker
 
 STAND_IN = '''
 import json
@@ -134,19 +135,20 @@ def test_a_run_is_one_run_there_through_all_sessions(data_dir, tmp_path, calls):
 
 def test_a_run_that_fails_is_marked_there(data_dir, tmp_path, calls):
     config = helpers.tiny(data_dir, tmp_path / "run", wandb="mine")
-    with pytest.raises(RuntimeError), Session(config, quiet=True):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RuntimeError), Tracker(config, tmp_path / "run"):
         raise RuntimeError
     assert calls()[-1] == ["finish", 1]
 
 
 def test_training_goes_on_without_a_service_that_dies(data_dir, tmp_path, calls):
     config = helpers.tiny(data_dir, tmp_path / "run", wandb="mine")
-    with Session(config, quiet=True) as session:
-        tracker: Any = session._tracker
 
-        def closed(values):
-            raise BrokenPipeError
+    def closed(values):
+        raise BrokenPipeError
 
+    (tmp_path / "run").mkdir()
+    with Tracker(config, tmp_path / "run") as tracker:
         tracker._run.log = closed
         with pytest.warns(UserWarning, match=r"^--wandb: no longer reported to, after"):
             tracker.write(1, {"loss": 2.0})
