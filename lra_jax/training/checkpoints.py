@@ -293,9 +293,10 @@ class Checkpoints:
                     _logger.warning("%s; going back to step %d", line, checkpoint.step)
                 return loaded, checkpoint.step, about or {}
             error = expected(str(checkpoint.path), "a whole checkpoint", reason)
-            damaged.append(str(error))
+            damaged.append(error)
         if damaged:
-            raise ValueError("; ".join(damaged))
+            first, *others = damaged
+            raise InputError(first.name, "; ".join([first.problem, *map(str, others)]))
         raise expected(str(kept.directory), "a checkpoint", "none yet")
 
     def _check_run(self, path: Any, about: dict[str, Any] | None) -> None:
