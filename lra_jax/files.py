@@ -127,8 +127,12 @@ def parse_json(text: str | bytes) -> Any:
     return values
 
 
-def expand_home(path: str | os.PathLike[str]) -> pathlib.Path:
+def expand_home(path: str | os.PathLike[str], name: str) -> pathlib.Path:
     """The path with ``~`` replaced.
+
+    Args:
+      path: as it was given.
+      name: of the flag or argument.
 
     Raises:
       ValueError: there is no such user.
@@ -137,7 +141,7 @@ def expand_home(path: str | os.PathLike[str]) -> pathlib.Path:
         return pathlib.Path(path).expanduser()
     except RuntimeError as error:
         got = f"{os.fspath(path)!r}: no such user"
-        raise expected("path", "one whose home folder is known", got) from error
+        raise expected(name, "a path in a home folder that exists", got) from error
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lra_jax import files
-from lra_jax.data import archives, checks, listops_files, pathfinder_files
+from lra_jax.data import archives, checks, listops, listops_files, pathfinder_files
 from lra_jax.data.language import corpora, labelled, wikitext
 from lra_jax.models import arrays, pretrained, saved
 from lra_jax.reports.runs import read_runs
@@ -197,5 +197,7 @@ def test_several_labels_of_one_text_are_no_class(tmp_path, labels, message):
 
 
 def test_an_unknown_home_folder_is_one_line():
+    with pytest.raises(ValueError, match=r"--data.dir: .*'~nobody-x/y': no such"):
+        listops.prepare("~nobody-x/y")
     with pytest.raises(ValueError, match=r"--data.path: .*'~nobody-x/y': no such"):
         checks.existing("~nobody-x/y")

@@ -22,6 +22,7 @@ from lra_jax import cli, progress, signals
 from lra_jax.attention import registry
 from lra_jax.configs import DataConfig
 from lra_jax.errors import expected, known, not_negative, positive, writable
+from lra_jax.files import expand_home
 from lra_jax.tasks import Task, get_task
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class SampleCommand(DataCommand):
     @property
     def file(self) -> Path:
         """The PNG to write."""
-        return Path(self.out or f"{self.task}-{self.split}.png").expanduser()
+        return expand_home(self.out or f"{self.task}-{self.split}.png", "--out")
 
     def check(self) -> None:
         """See the base class."""

@@ -1,6 +1,6 @@
 """Original archives: where to find them, whether they are intact, what they contain.
 
-An archive is either given (``--data.path``), or found in the ``downloads`` folder of
+An archive is either named (``--data.path``), or found in the ``downloads`` folder of
 the data, or downloaded to it. Files are never unpacked under the names in the archive:
 a reader asks for the members that it knows, and keeps their bytes in memory or writes
 them to files that it names itself. So no member can be written outside its folder.
@@ -12,7 +12,6 @@ import errno
 import gzip
 import http.client
 import logging
-import os
 import pathlib
 import shutil
 import tarfile
@@ -23,7 +22,6 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from lra_jax import progress
-from lra_jax.data import checks
 from lra_jax.errors import expected
 from lra_jax.files import locked, open_regular, unfollowed
 from lra_jax.seals import sha256
@@ -56,19 +54,6 @@ class Archive:
         """``NAME (SIZE bytes) from URL``."""
         about = "" if self.sha256 else "about "
         return f"{self.name} ({about}{self.size:,} bytes) from {self.url}"
-
-
-def given(path: str | os.PathLike | None, archive: Archive) -> pathlib.Path | None:
-    """The file or folder given as ``--data.path``, or the archive in that folder.
-
-    Raises:
-      ValueError: it does not exist.
-    """
-    if path is None:
-        return None
-    found = checks.existing(path)
-    inside = found / archive.name
-    return inside if inside.is_file() else found
 
 
 def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:

@@ -46,8 +46,8 @@ from tensorflow_datasets.core.utils import file_utils
 
 from lra_jax import progress, seals, signals
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.errors import check_path, expected, on_one_line
-from lra_jax.files import locked
+from lra_jax.errors import check_path, expected, on_one_line, writable
+from lra_jax.files import expand_home, locked
 
 _SHARD_BYTES = 128 << 20
 _STALE_SECONDS = 3600
@@ -209,7 +209,7 @@ def prepare(
         written.
     """
     if data_dir is not None:
-        data_dir = os.path.abspath(os.path.expanduser(data_dir))
+        data_dir = os.path.abspath(expand_home(data_dir, "--data.dir"))
     root, folder = file_utils.get_data_dir_and_dataset_dir(
         given_data_dir=data_dir,
         builder_name=builder_class.name,
@@ -219,11 +219,11 @@ def prepare(
     folder = pathlib.Path(folder)
     check_path("--data.dir", folder)
     if not folder.exists():
-        with _explained(folder, config.expected_bytes):
+        with writable("--data.dir", "a folder", root):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with locked(folder.parent / ".lock"):
-                if not folder.exists():
-                    _write(_build(builder_class, config, root), folder)
+        with locked(folder.parent / ".lock"):
+            if not folder.exists():
+                _write(_build(builder_class, config, root), folder)
     return _opened(folder, lambda: _build(builder_class, config, root))
 
 
@@ -301,7 +301,8 @@ def _write(builder: SequenceBuilder, path: pathlib.Path):
     needed = builder.builder_config.expected_bytes
     free = shutil.disk_usage(path.parent).free
     if free < needed:
-        raise OSError(errno.ENOSPC, f"only {free:,} bytes are free")
+        reason = f"the data need about {needed:,} bytes, and {free:,} are free"
+        raise OSError(errno.ENOSPC, reason, str(path))
     _logger.info("Preparing %s in %s", builder.info.full_name, path)
     start = time.perf_counter()
     try:
@@ -318,37 +319,6 @@ def _write(builder: SequenceBuilder, path: pathlib.Path):
             raise
         raise OSError(errno.EIO, str(error)) from error
     _logger.info("Prepared in %.1f s", time.perf_counter() - start)
-
-
-@contextlib.contextmanager
-def _explained(path: pathlib.Path, needed: int):
-    """Says why data cannot be prepared: a wrong folder, or how many bytes they need."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if _is_no_folder(path, error):
-            got = f"{path.parents[2]}: {reason}"
-            raise expected("--data.dir", "a folder that can be written", got) from error
-        if error.filename is not None:
-            reason += f" ({error.filename})"
-        raise OSError(
-            error.errno or errno.EIO,
-            f"Cannot prepare the data, about {needed:,} bytes, in {path}: {reason}. "
-            "Free space there, or choose another data_dir",
-        ) from error
-
-
-def _is_no_folder(path: pathlib.Path, error: OSError) -> bool:
-    """Whether the place of the data is a file, or may not be written; and not full.
-
-    An error of another place, such as a source file that may not be read, is not.
-    """
-    kinds = FileNotFoundError | NotADirectoryError | FileExistsError | PermissionError
-    if not isinstance(error, kinds) and error.errno != errno.EROFS:
-        return False
-    place = pathlib.Path(error.filename or "")
-    return place in path.parents or path.parents[2] in place.parents
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import os
 import pathlib
 from collections.abc import Iterable, Mapping
 
-from lra_jax.errors import expected, renamed
+from lra_jax.errors import expected
 from lra_jax.files import expand_home, read_lines
 
 
@@ -34,10 +34,7 @@ def existing(path: str | os.PathLike) -> pathlib.Path:
     """The absolute path; raises ValueError if it is empty or does not exist."""
     if not str(path):  # Would be the current folder.
         raise expected("--data.path", "a file or a folder", "''")
-    try:
-        found = expand_home(path).absolute()
-    except ValueError as error:
-        raise renamed(error, "--data.path") from error
+    found = expand_home(path, "--data.path").absolute()
     if not found.exists():
         got = f"{found}, which does not exist"
         raise expected("--data.path", "a file or a folder", got)

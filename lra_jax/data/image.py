@@ -72,7 +72,7 @@ def prepare(
       ValueError: a file is missing, damaged or malformed, or there is no network.
       OSError: `data_dir` cannot be written, or its disk is full.
     """
-    source = originals.locate(ARCHIVE, archives.given(path, ARCHIVE), _files)
+    source = originals.locate(ARCHIVE, path, _files)
 
     def examples(root: pathlib.Path) -> builder.Splits:
         if source.layout is None:

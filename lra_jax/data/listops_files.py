@@ -14,7 +14,7 @@ import numpy as np
 from lra_jax.data import checks, listops_language, originals
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected, within
-from lra_jax.files import read_lines, replacing
+from lra_jax.files import expand_home, read_lines, replacing
 
 FILES = {
     "train": "basic_train.tsv",
@@ -86,7 +86,7 @@ def write(dataset: SequenceDataset, folder: str | os.PathLike) -> None:
       dataset: a dataset returned by `listops.prepare`.
       folder: created if missing; files in it are replaced.
     """
-    folder = pathlib.Path(folder).expanduser()
+    folder = expand_home(folder, "folder")
     folder.mkdir(parents=True, exist_ok=True)
     for split, name in FILES.items():
         with (

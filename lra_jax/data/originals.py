@@ -46,7 +46,7 @@ class Original:
 
 def locate(
     archive: archives.Archive,
-    path: pathlib.Path | None,
+    path: str | os.PathLike | None,
     list_files: Callable[[pathlib.Path], Iterable[pathlib.Path]],
     suffixes: tuple[str, ...] = (".src",),
 ) -> Original:
@@ -54,21 +54,30 @@ def locate(
 
     Args:
       archive: the released archive.
-      path: an archive or a folder; None = the released archive.
+      path: an archive, a folder of its files, or the folder of an archive; None = the
+        released archive.
       list_files: lists the files in a folder on which the data depend.
       suffixes: suffixes of the sequences' files in MEGA's layout.
 
     Raises:
-      ValueError: from ``list_files``, or files of MEGA's layout are missing.
+      ValueError: the path does not exist, ``list_files`` finds none, or files of MEGA's
+        layout are missing.
     """
     if path is None:
         return Original(archive, None, None, "released")
-    if path.is_file():
-        return Original(archive, path, None, checks.digest([path]))
-    layout = token_files.find(path, suffixes)
-    files = token_files.listed(layout) if layout else list(list_files(path))
+    root = checks.existing(path)
+    inner = root / archive.name
+    if root.is_file():
+        return Original(archive, root, None, checks.digest([root]))
+    layout = token_files.find(root, suffixes)
+    try:
+        files = token_files.listed(layout) if layout else list(list_files(root))
+    except ValueError:
+        if inner.is_file():
+            return Original(archive, inner, None, checks.digest([inner]))
+        raise
     size = sum(file.stat().st_size for file in files)
-    return Original(archive, path, layout, checks.digest(files), size)
+    return Original(archive, root, layout, checks.digest(files), size)
 
 
 def inside(path: pathlib.Path, name: str) -> pathlib.Path:

@@ -71,10 +71,7 @@ def prepare(
       OSError: `data_dir` cannot be written, or its disk is full.
     """
     checks.check_integer("max_length", max_length, 1)
-    found = None if path is None else checks.existing(path)
-    if found is not None and originals.split_files(found, "tsv_data", FILES) is None:
-        found = archives.given(found, ARCHIVE)
-    source = originals.locate(ARCHIVE, found, _files, (".src", ".src1"))
+    source = originals.locate(ARCHIVE, path, _files, (".src", ".src1"))
     expected_bytes = 2 * max_length * _RELEASED_PAIRS
     if source.size is not None:
         expected_bytes = min(expected_bytes, source.size + 1)

@@ -103,7 +103,7 @@ def prepare(
     checks.check_integer("max_length", max_length, 1)
     checks.check_integer("seed", seed, 0)
     known("validation", validation, get_args(Validation))
-    source = originals.locate(ARCHIVE, archives.given(path, ARCHIVE), _files)
+    source = originals.locate(ARCHIVE, path, _files)
 
     def examples(root: pathlib.Path) -> builder.Splits:
         if source.layout is not None:

@@ -201,9 +201,8 @@ def test_a_script_without_the_main_guard_still_works(tmp_path):
 def test_too_little_space(tmp_path, monkeypatch):
     usage = collections.namedtuple("usage", "total used free")
     monkeypatch.setattr(builder.shutil, "disk_usage", lambda _: usage(9, 8, 1))
-    with pytest.raises(OSError, match=r"about 9,360 bytes, in .*lra_listops") as caught:
+    with pytest.raises(OSError, match=r"about 9,360 bytes, and 1 are .*lra_listops"):
         listops.prepare(tmp_path, **FEW_TREES)
-    assert "only 1 bytes are free" in str(caught.value)
 
 
 def test_the_disk_fills_up(tmp_path, monkeypatch):
@@ -211,7 +210,7 @@ def test_the_disk_fills_up(tmp_path, monkeypatch):
         raise RuntimeError("write() failed: No space left on device; writing x")
 
     monkeypatch.setattr("tensorflow_datasets.core.writer.ExampleWriter.write", write)
-    with pytest.raises(OSError, match=r"about 9,360 bytes, in .*No space left"):
+    with pytest.raises(OSError, match="No space left"):
         listops.prepare(tmp_path, **FEW_TREES)
     assert not list(tmp_path.rglob("incomplete.*"))
     monkeypatch.undo()

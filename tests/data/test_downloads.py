@@ -158,7 +158,7 @@ def test_the_disk_fills_up(tmp_path, released, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(archives, "_copy", full)
-    with pytest.raises(OSError, match=r"Cannot prepare the data.*No space left"):
+    with pytest.raises(OSError, match="No space left"):
         text.prepare(tmp_path / "data")
 
     def usage(place):
