@@ -10,8 +10,8 @@ mechanism are interleaved, so a slow spell of the machine affects them all.
 
 Mechanisms with gates get random ones, so the compiler cannot remove any.
 
-``--publish`` writes results/cost_exponent.json; lra_jax/attention/exponents.json, which
-``python -m lra_jax.attention`` reads; and both tables in docs/mechanisms.md. Earlier
+``--publish`` writes results/cost_exponent.json, which `results_tables.py` shows, and
+lra_jax/attention/exponents.json, which ``python -m lra_jax.attention`` reads. Earlier
 rows of the same sizes are kept, so you can measure some mechanisms at a time
 (``--attention=``). A CPU's kernels, which ``"auto"`` takes from 4,096 positions of all
 heads on, are used at every length if there are two heads; the gated units then need
@@ -25,17 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import between, origin, write
+from common import origin, write
 
 from lra_jax import runtime
-from lra_jax.attention import __main__ as command
 from lra_jax.attention import registry
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "results" / "cost_exponent.json"
 EXPONENTS = ROOT / "lra_jax" / "attention" / "exponents.json"
-PAGE = ROOT / "docs" / "mechanisms.md"
-MARKS = ("<!-- costs -->", "<!-- end of costs -->")
 
 
 def main() -> None:
@@ -128,35 +125,6 @@ class _Call:
         return time.perf_counter() - begun
 
 
-def table(report: dict[str, Any]) -> str:
-    """The markdown table of a report."""
-    first, last = report["lengths"][0], report["lengths"][-1]
-    lines = [
-        f"| attention | time | memory | ms at {first:,} | ms at {last:,} | "
-        f"MB at {last:,} |",
-        "|---|---|---|---|---|---|",
-    ]
-    rows = sorted(report["mechanisms"].items(), key=lambda x: x[1]["time_exponent"])
-    lines += [
-        f"| {name} | {row['time_exponent']:.2f} | {row['memory_exponent']:.2f} | "
-        f"{row['fastest_ms'][0]:,.1f} | {row['fastest_ms'][-1]:,.1f} | "
-        f"{row['temporary_mb'][-1]:,.0f} |"
-        for name, row in rows
-    ]
-    others: dict[str, list[str]] = {}
-    for name, row in rows:
-        if "device" in row:
-            others.setdefault(row["device"], []).append(name)
-    elsewhere = [f"{'/'.join(names)} on {x}" for x, names in others.items()]
-    device = ", ".join([report["device"], *elsewhere])
-    note = (
-        f"Batch 1, {report['heads']} x {report['head_dim']} wide, float32, forward "
-        f"and backward, {device}, jax {report['versions']['jax']}; "
-        f"`{report['command']}`, results/cost_exponent.json."
-    )
-    return "\n".join([*lines, "", note])
-
-
 def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
     report |= origin()
     if out:
@@ -178,9 +146,6 @@ def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
     rows = report["mechanisms"].items()
     exponents = {name: row["time_exponent"] for name, row in rows}
     write(EXPONENTS, exponents)
-    page = PAGE.read_text()
-    page = between(page, "<!-- mechanisms -->", command.markdown(), "<!-- end -->")
-    PAGE.write_text(between(page, MARKS[0], table(report), MARKS[1]))
 
 
 if __name__ == "__main__":

@@ -9,8 +9,11 @@ grid: where cosFormer looks in an image, in one dimension and in two. The image 
   synthetic, and queries and keys are those of an untrained layer, ``ReLU(W (p, 1))`` of
   each pixel's value p: a pixel looks at others by brightness, and every other effect is
   the re-weighting.
+language_PART: validation curves of a part of `papers_in_small.py`, and its loss against
+  the position where it was measured.
 """
 
+import functools
 import json
 import math
 import sys
@@ -21,6 +24,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from papers_in_small import PARTS
 from results_tables import (
     Result,
     best_of_tests,
@@ -181,12 +185,36 @@ def draw_grid() -> Any:
     return figure
 
 
+def draw_language(name: str) -> Any:
+    """Left against the steps, right against the position."""
+    report = json.loads((ROOT / "results" / "language" / f"{name}.json").read_text())
+    part, rows = PARTS[name], report["rows"]
+    figure, axes = charts.figure(1, 1 + part.positions, size=(6.0, 4.2))
+    curves = [
+        charts.Line(model, [x for x, _ in row["curve"]], [y for _, y in row["curve"]])
+        for model, row in rows.items()
+    ]
+    labels = {"xlabel": "steps", "ylabel": "validation loss, nats"}
+    charts.draw(axes[0, 0], curves, **labels)
+    if part.positions:
+        lines = []
+        for model, row in rows.items():
+            bins = [int(x.partition("-")[2]) for x in row["by_position"]]
+            lines.append(charts.Line(model, bins, [*row["by_position"].values()]))
+        labels = {"xlabel": "positions up to", "ylabel": "bits per token"}
+        charts.draw(axes[0, 1], lines, **labels)
+        charts.log_lengths(axes[0, 1], [int(x) for line in lines for x in line.x])
+    charts.legend(figure, axes)
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Any]] = {
     "learning": draw_learning,
     "pathfinder": draw_pathfinder,
     "suites": draw_suites,
     "recall_state": draw_recall_state,
     "grid": draw_grid,
+    **{f"language_{name}": functools.partial(draw_language, name) for name in PARTS},
 }
 
 

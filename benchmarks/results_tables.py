@@ -3,9 +3,10 @@
     python benchmarks/results_tables.py
 
 The rows are unchanged `result.json` files of finished runs, in folders of results/, and
-the measurements of `causal.py`. A test compares the pages with these tables.
+the measurements of other scripts. A test compares the pages with these tables.
 """
 
+import functools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,9 @@ from typing import Any
 
 from common import between
 from markupsafe import Markup
+from papers_in_small import PARTS
 
+from lra_jax.attention import __main__ as mechanisms
 from lra_jax.reports.table import Table
 from lra_jax.tasks import get_task, suites
 
@@ -371,7 +374,68 @@ def causal_forms() -> str:
     return table(columns, forms, f"`{report['command']}`, {_machines([report])}.")
 
 
-TABLES = {
+def costs() -> str:
+    """The measurements of `cost_exponent.py`."""
+    report = json.loads((ROOT / "results" / "cost_exponent.json").read_text())
+    rows = sorted(report["mechanisms"].items(), key=lambda x: x[1]["time_exponent"])
+    first, last = report["lengths"][0], report["lengths"][-1]
+    columns: dict[str, Column] = {
+        "attention": lambda row: row[0],
+        "time": lambda row: f"{row[1]['time_exponent']:.2f}",
+        "memory": lambda row: f"{row[1]['memory_exponent']:.2f}",
+        f"ms at {first:,}": lambda row: f"{row[1]['fastest_ms'][0]:,.1f}",
+        f"ms at {last:,}": lambda row: f"{row[1]['fastest_ms'][-1]:,.1f}",
+        f"MB at {last:,}": lambda row: f"{row[1]['temporary_mb'][-1]:,.0f}",
+    }
+    elsewhere = [f"{name} on {row['device']}" for name, row in rows if "device" in row]
+    note = (
+        f"Batch 1, {report['heads']} x {report['head_dim']} wide, float32, forward "
+        f"and backward, {', '.join([report['device'], *elsewhere])}, jax "
+        f"{report['versions']['jax']}; `{report['command']}`, "
+        "results/cost_exponent.json."
+    )
+    return table(columns, rows, note)
+
+
+def language(name: str) -> str:
+    """A part of `papers_in_small.py`, best first."""
+    report = json.loads((ROOT / "results" / "language" / f"{name}.json").read_text())
+    part, rows = PARTS[name], report["rows"]
+    base = rows[part.baseline]["score"]
+
+    def scores(model: str) -> str:
+        values = rows[model]["scores"]
+        mean, reach = statistics.fmean(values), (max(values) - min(values)) / 2
+        return f"{mean:.3f}" if len(values) == 1 else f"{mean:.3f} ± {reach:.3f}"
+
+    def state(model: str) -> str:
+        size = rows[model]["state_size"]
+        return "-" if size is None else f"{size:,}"
+
+    columns: dict[str, Column] = {
+        "model": lambda model: model,
+        part.unit: scores,
+        f"ratio to {part.baseline}": lambda m: f"{rows[m]['score'] / base:.3f}",
+        "learning rate": lambda model: f"{rows[model]['learning_rate']:g}",
+        "state": state,
+    }
+    first = next(iter(report["runs"].values()))[0]
+    numbers = sorted({len(row["scores"]) for row in rows.values()})
+    seeds = f"mean and half the range of {numbers[-1]} seeds"
+    if numbers[-1] == 1:
+        seeds = "one seed"
+    elif len(numbers) > 1:
+        seeds += ", or fewer where no range is given"
+    note = (
+        f"Test split of the {first['data']} (fingerprint {first['data_fingerprint']}), "
+        f"{first['steps']} steps, {seeds}, on "
+        f"{report['device'].replace('; ', ' or ')}. "
+        f"`results/language/{name}.json` has the commands."
+    )
+    return table(columns, sorted(rows, key=lambda m: rows[m]["score"]), note)
+
+
+TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "results"): full_runs,
     ("docs/suites.md", "results"): suite_runs,
     ("docs/suites.md", "recall by state"): recall_by_state,
@@ -380,6 +444,12 @@ TABLES = {
     ("docs/learning.md", "parts"): part_runs,
     ("docs/learning.md", "pathfinder"): pathfinder_runs,
     ("docs/performance.md", "results"): causal_forms,
+    ("docs/mechanisms.md", "mechanisms"): mechanisms.markdown,
+    ("docs/mechanisms.md", "costs"): costs,
+    **{
+        ("docs/language_models.md", name): functools.partial(language, name)
+        for name in PARTS
+    },
 }
 """The tables, by page and by the name in the markers around each."""
 

@@ -83,12 +83,6 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 
 
-def test_the_table_of_mechanisms_is_the_registry() -> None:
-    page = (DOCS / "mechanisms.md").read_text()
-    shown = re.search(r"<!-- mechanisms -->\n(.*)<!-- end -->", page, re.DOTALL)
-    assert shown is not None and shown[1] == command.markdown() + "\n"
-
-
 def test_every_result_is_listed() -> None:
     """A new file or folder of results/ gets a row in docs/results.md."""
     page = (DOCS / "results.md").read_text()
