@@ -15,7 +15,7 @@ from lra_jax.data import archives, checks, listops, listops_files, pathfinder_fi
 from lra_jax.data.language import corpora, labelled, wikitext
 from lra_jax.models import arrays, pretrained, saved
 from lra_jax.reports.runs import read_runs
-from lra_jax.training import metrics, workdir
+from lra_jax.training import metrics, result, workdir
 
 DEEP = "[" * 10_000 + "]" * 10_000
 # Less deep than json itself can follow.
@@ -34,7 +34,7 @@ READERS = {
     "image": ("a.png", lambda file: pathfinder_files._pixels(file, 32)),
     "metrics": ("metrics.jsonl", lambda file: metrics.read_metrics(file.parent)),
     "config": ("config.json", lambda file: workdir.read_config(file.parent)),
-    "result": ("result.json", lambda file: workdir.read_result(file.parent)),
+    "result": ("result.json", lambda file: result.read_result(file.parent)),
     "run": ("config.json", lambda file: read_runs(file.parent)),
     "model": ("a.json", lambda f: saved.read_digest(f.with_suffix(".safetensors"))),
     "weights": ("a.safetensors", arrays.read_arrays),
