@@ -1,13 +1,12 @@
 """Draws time and memory against the length, both logarithmic, with their slopes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lra_jax.reports import charts
+from lra_jax.reports.figures import Chart, Panel
 
-_TIME = ("time", "median_ms", 1.0, "time of a call, ms")
-_GIGABYTES = ("memory", "peak_bytes", 1e-9, "peak memory, GB")
-_MEGABYTES = ("memory", "peak_bytes", 1e-6, "peak memory, MB")
+Row = Mapping[str, Any]
 
 
 def draw(report: Mapping[str, Any]) -> Any:
@@ -19,40 +18,51 @@ def draw(report: Mapping[str, Any]) -> Any:
     """
     rows = [row for row in report["rows"] if row["status"] == "measured"]
     works = list(dict.fromkeys(row["work"] for row in rows))
+    names = list(dict.fromkeys((row["attention"], row["dtype"]) for row in rows))
     slopes = {
         (x["attention"], x["work"], x["dtype"]): x for x in report.get("exponents", [])
     }
-    size = (5.0, 3.2)
-    figure, axes = charts.figure(2, max(len(works), 1), size=size, sharex="col")
-    lines = list(dict.fromkeys((row["attention"], row["dtype"]) for row in rows))
     small = min((row["peak_bytes"] for row in rows), default=0) < 1_000_000
-    panels = _TIME, _MEGABYTES if small else _GIGABYTES
-    for column, work in zip(axes.T, works, strict=False):
-        for axis, (name, key, unit, label) in zip(column, panels, strict=True):
-            drawn, powers = [], []
-            for index, (attention, dtype) in enumerate(lines):
-                points = sorted(
-                    (row["length"], unit * row[key])
-                    for row in rows
-                    if (row["attention"], row["work"], row["dtype"])
-                    == (attention, work, dtype)
-                )
+    unit, bytes_name = (1e-6, "MB") if small else (1e-9, "GB")
+    kinds = (
+        ("time", "median_ms", 1.0, "time of a call, ms"),
+        ("memory", "peak_bytes", unit, f"peak memory, {bytes_name}"),
+    )
+    panels = []
+    for kind, key, unit, label in kinds:
+        for work in works:
+            lines, powers = [], []
+            for style, (attention, dtype) in enumerate(names):
+                line = attention, work, dtype
+                points = _points(rows, line, key, unit)
                 if points:
                     title = attention if dtype == "float32" else f"{attention}, {dtype}"
-                    slope = slopes.get((attention, work, dtype))
-                    powers.append(f"$T^{{{slope[name]:.2f}}}$" if slope else "")
+                    slope = slopes.get(line)
+                    powers.append(f"$T^{{{slope[kind]:.2f}}}$" if slope else "")
                     xs, ys = zip(*points, strict=True)
-                    drawn.append(charts.Line(title, xs, ys, style=index))
-            charts.draw(axis, drawn, ylabel=label)
-            charts.log_lengths(axis, [x for line in drawn for x in line.x])
-            charts.log_scale(axis)
-            if len(lines) <= charts.COLOURS:
-                charts.end_labels(axis, drawn, powers)
-        column[0].set_title(work)
-        column[1].set_xlabel("tokens")
-    charts.legend(figure, axes)
+                    lines.append(charts.Line(title, xs, ys, style=style))
+            settings = {"ylabel": label}
+            settings |= {"title": work} if kind == "time" else {"xlabel": "tokens"}
+            lengths = [x for line in lines for x in line.x]
+            ends = powers if len(names) <= charts.COLOURS else ()
+            panel = Panel(lines, is_log=True, lengths=lengths, settings=settings)
+            panels.append(panel._replace(ends=ends))
+    shared = {"sharex": "col"}
+    chart = Chart("", panels, "", columns=len(works), size=(5.0, 3.2), shared=shared)
+    figure = chart.draw()
     figure.suptitle(_title(report, "\n" if len(works) < 2 else "; "))
     return figure
+
+
+def _points(
+    rows: Sequence[Row], line: tuple[str, str, str], key: str, unit: float
+) -> list[tuple[int, float]]:
+    """Lengths and figures of a mechanism, in a work and a dtype."""
+    return sorted(
+        (row["length"], unit * row[key])
+        for row in rows
+        if (row["attention"], row["work"], row["dtype"]) == line
+    )
 
 
 def _title(report: Mapping[str, Any], between: str) -> str:

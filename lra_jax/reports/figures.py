@@ -20,7 +20,8 @@ class Panel(NamedTuple):
       integers: axes with ticks at integers only: "", "x", "y" or "xy".
       is_log: the y axis is logarithmic.
       lengths: ticks of a logarithmic x axis; () = a linear one.
-      settings: of ``Axes.set``, applied last.
+      settings: of ``Axes.set``.
+      ends: a text to the right of each line's end; () = none.
     """
 
     lines: Sequence[Line] = ()
@@ -29,6 +30,7 @@ class Panel(NamedTuple):
     is_log: bool = False
     lengths: Sequence[int] = ()
     settings: Mapping[str, Any] = {}
+    ends: Sequence[str] = ()
 
 
 def image(
@@ -92,6 +94,8 @@ class Chart(NamedTuple):
             if panel.is_log:
                 charts.log_scale(axis)
             axis.set(**panel.settings)
+            if panel.ends:
+                charts.end_labels(axis, panel.lines, panel.ends)
         for axis, label in zip(axes[:, 0], self.ylabels, strict=False):
             axis.set_ylabel(label)
         charts.legend(figure, axes)
