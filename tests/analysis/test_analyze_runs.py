@@ -233,7 +233,7 @@ def test_tokens_are_shown_in_their_own_vocabulary():
 def test_words_have_room_in_the_picture():
     score = Score("received", "share", np.arange(20.0) + 1, "")
     with charts.style():
-        figure = draw_text([*["of"] * 19, "abcdefghijklmnopqrs"], score).draw()
+        figure: Any = draw_text([*["of"] * 19, "abcdefghijklmnopqrs"], score).draw()
     axis, bar = figure.axes
     shown = [text.get_text() for text in axis.texts]
     assert shown == [*["of"] * 19, "abcdefghijkl..."]
