@@ -201,8 +201,7 @@ def _flat(value: Any) -> str:
 
 def _rank_collapse(settings: RankCollapse) -> Iterator[Any]:
     from lra_jax.analysis import bounded_collapse, collapse
-    from lra_jax.analysis.networks import SHAPES
-    from lra_jax.analysis.variants import VARIANTS
+    from lra_jax.analysis.networks import SHAPES, VARIANTS
     from lra_jax.attention import registry
     from lra_jax.attention.inputs import check_size
 
@@ -252,17 +251,17 @@ def _paths(settings: Paths) -> Iterator[Any]:
     check_mechanism(settings.attention)
     yield paths.lengths_section()
     experiments = paths.PUBLISHED if settings.full else paths.QUICK
-    results = {}
     trained = [name for name in names if name != "circle"]
-    for name in trained:
-        progress.say(f"{name} ({len(results) + 1} of {len(trained)} training runs) ...")
-        results[name] = paths.run_experiment(
+    results = {
+        name: paths.run_experiment(
             name,
             experiments[name],
             mechanism=settings.attention,
             repeats=settings.repeats,
             seed=settings.seed,
         )
+        for name in progress.announce(trained, "training runs")
+    }
     if results:
         yield paths.results_section(results, experiments, is_quick=not settings.full)
     if "circle" in names:
@@ -290,17 +289,16 @@ def _spectrum(settings: Spectrum) -> Iterator[Any]:
         known("--network", settings.network, SHAPES)
         for name in names:
             registry.resolve(name)
-        models = {}
-        for name in names:
-            place = f"{len(models) + 1} of {len(names)} mechanisms"
-            progress.say(f"{settings.network} with {name} ({place}) ...")
-            models[name] = spectra.initial_spectra(
+        models = {
+            name: spectra.initial_spectra(
                 settings.network,
                 name,
                 settings.examples,
                 settings.length,
                 settings.seed,
             )
+            for name in progress.announce(names, f"mechanisms of {settings.network}")
+        }
         about = (
             f"The network {settings.network} at initialisation on {settings.examples} "
             f"sequences of {settings.length} random tokens."

@@ -4,7 +4,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -63,6 +63,13 @@ def told(
     for item in items:
         yield item
         clock.tick()
+
+
+def announce(names: Sequence[str], kind: str) -> Iterator[str]:
+    """Yields the names, each after a line on stdout that says which it is."""
+    for count, name in enumerate(names, 1):
+        say(f"{name} ({count} of {len(names)} {kind}) ...")
+        yield name
 
 
 def note(line: str) -> None:

@@ -28,7 +28,6 @@ from lra_jax.reports.table import Table
 NETWORK = "bert"
 """The network in the picture; the others have more than attention by content."""
 _LAYERS = 4
-_SMALL = 1e-4
 _LARGEST = 1e40
 
 
@@ -50,11 +49,19 @@ class BoundedCollapse(NamedTuple):
     next_bounds: np.ndarray
     beta: float
 
-    @property
-    def above_rounding(self) -> int:
-        """The number of residuals before the first that is lost in rounding."""
-        is_lost = self.residuals < 100 * self.rounding
-        return int(is_lost.argmax()) if is_lost.any() else len(is_lost)
+    def columns(self) -> dict[str, np.ndarray]:
+        """What can be shown, `[L + 1]` each.
+
+        NaN from the first layer on where rounding may be a hundredth of the residual,
+        and for bounds computed from such a residual, which mean nothing.
+        """
+        is_lost = np.logical_or.accumulate(self.residuals < 100 * self.rounding)
+        follows = np.append(False, is_lost[:-1])
+        return {
+            "measured": np.where(is_lost, np.nan, self.residuals),
+            "bound from the input on": self.bounds,
+            "bound of one layer": np.where(follows, np.nan, self.next_bounds),
+        }
 
 
 def bounded_collapse(
@@ -117,14 +124,13 @@ def initial_section(*, length: int, num_layers: int | None, seed: int) -> Sectio
     """`bounded_collapse` of BERT's shape, for two scales of the tokens."""
     layers = _LAYERS if num_layers is None else min(_LAYERS, num_layers)
     sizes: dict[str, Any] = {"length": length, "num_layers": layers, "seed": seed}
-    progress.say(f"the bound for {NETWORK}, in float64 ...")
-    runs = {
-        "tokens as they are": bounded_collapse(NETWORK, **sizes),
-        "tokens a ten-thousandth as large": bounded_collapse(
-            NETWORK, scale=_SMALL, **sizes
-        ),
-        "with layer normalisation": bounded_collapse(NETWORK, norm=True, **sizes),
+    settings = {
+        "tokens as they are": {},
+        "tokens a ten-thousandth as large": {"scale": 1e-4},
+        "with layer normalisation": {"norm": True},
     }
+    progress.say(f"the bound for {NETWORK}, in float64 ...")
+    runs = {n: bounded_collapse(NETWORK, **sizes, **x) for n, x in settings.items()}
     subject = (
         "Attention alone, without layer normalisation, of a network of BERT's shape at "
         "initialisation on one sequence of random tokens"
@@ -156,13 +162,20 @@ def _describe(
 ) -> Section:
     """A panel for each run; the last run, with the norm, is a line in the first."""
     *names, normal = runs
-    panels = []
+    panels, head, columns = [], ["layer"], []
     for name in names:
-        lines = _lines(runs[name])
+        curves = runs[name].columns()
         if name == names[0]:
-            lines.append(_measured(runs[normal], "measured, with the norm"))
+            curves["measured, with the norm"] = runs[normal].columns()["measured"]
+        lines = []
+        for label, y in curves.items():
+            is_drawn = (y > 1 / _LARGEST) & (y < _LARGEST)
+            y = np.where(is_drawn, y, np.nan)
+            lines.append(charts.Line(label, range(len(y)), y))
         settings = {"title": name, "xlabel": "layer"}
         panels.append(Panel(lines, integers="x", is_log=True, settings=settings))
+        head += [f"{label}, {name}" for label in curves]
+        columns += curves.values()
     caption = (
         f"{subject}, computed in float64: ||res(X)|| in the composite norm, and "
         "Theorem 2.2 with gamma = 1 and the weights' own beta = "
@@ -177,50 +190,11 @@ def _describe(
         size=size,
         ylabels=["residual"],
     )
-    columns = [column for name in names for column in bound_cells(runs[name])]
-    columns.append(bound_cells(runs[normal])[0])
-    head = [
-        f"{what}, {name}"
-        for name in names
-        for what in ("measured", "bound", "bound of one layer")
+    rows = [
+        (layer, *("-" if np.isnan(x) else f"{x:.2g}" for x in cells))
+        for layer, cells in enumerate(zip(*columns, strict=True))
     ]
-    rows = [(n, *cells) for n, cells in enumerate(zip(*columns, strict=True))]
-    table = Table(("layer", *head, f"measured, {normal}"), rows)
-    return Section("The bound", [chart, table])
-
-
-def _lines(run: BoundedCollapse) -> list[charts.Line]:
-    # The bound from a residual that is lost in rounding means nothing.
-    one_layer = run.next_bounds[: run.above_rounding + 1]
-    lines = [_measured(run, "measured")]
-    for name, values in (
-        ("bound from the input on", run.bounds),
-        ("bound of one layer, from the measured", one_layer),
-    ):
-        # Up to the first value that is too large or too small to draw.
-        is_drawn = (values > 1 / _LARGEST) & (values < _LARGEST)
-        count = len(values) if is_drawn.all() else int(is_drawn.argmin())
-        lines.append(charts.Line(name, range(count), values[:count]))
-    return lines
-
-
-def _measured(run: BoundedCollapse, name: str) -> charts.Line:
-    count = run.above_rounding
-    return charts.Line(name, range(count), run.residuals[:count])
-
-
-def bound_cells(run: BoundedCollapse) -> tuple[list[str], ...]:
-    """Cells of a table by layer: the measured residual, and the two bounds."""
-    count = run.above_rounding
-
-    def cells(values: np.ndarray, end: int, after: str) -> list[str]:
-        return [f"{x:.2g}" if n < end else after for n, x in enumerate(values)]
-
-    return (
-        cells(run.residuals, count, "rounding"),
-        cells(run.bounds, len(run.bounds), ""),
-        cells(run.next_bounds, count + 1, "-"),
-    )
+    return Section("The bound", [chart, Table(head, rows)])
 
 
 def _run(

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax import progress
-from lra_jax.analysis.variants import Variant
+from lra_jax.analysis.networks import Variant
 from lra_jax.attention import Mechanism
 from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention

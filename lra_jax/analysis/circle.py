@@ -22,8 +22,7 @@ from flax import nnx
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lra_jax.analysis.fitting import fit_epochs
-from lra_jax.analysis.path_network import PathNetwork, PathSettings
+from lra_jax.analysis.path_network import PathNetwork, PathSettings, fit_epochs
 from lra_jax.analysis.path_tasks import circle
 from lra_jax.reports import charts
 from lra_jax.reports.figures import Chart, Panel

@@ -15,14 +15,15 @@ from lra_jax import progress
 from lra_jax.analysis import published
 from lra_jax.analysis.capture import variant_states
 from lra_jax.analysis.networks import (
+    VARIANTS,
     Network,
     Shape,
+    Variant,
     find_shape,
     run_parts,
     zipf_tokens,
 )
 from lra_jax.analysis.residual import relative_residual
-from lra_jax.analysis.variants import VARIANTS, Variant
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, renamed
 from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
@@ -33,8 +34,16 @@ from lra_jax.reports.table import Table
 
 Curves = dict[str, np.ndarray]
 """By variant float64 `[sequences, L + 1]`, embeddings first."""
+Averages = dict[str, dict[str, np.ndarray]]
+"""By variant the "mean" and "std" of the curves, `[L + 1]` each."""
 
-_TITLES = {"bert": "BERT", "albert": "ALBERT", "xlnet": "XLNet"}
+_TITLES = {
+    "bert": "BERT",
+    "albert": "ALBERT",
+    "xlnet": "XLNet",
+    "roberta": "RoBERTa",
+    "gpt2": "GPT-2",
+}
 _YLABEL = "relative residual"
 _MEASURE = (
     "||res(X)|| / ||X|| in the composite (1, infinity) norm, with the mean token as "
@@ -140,9 +149,7 @@ def model_curves(
 ) -> Curves:
     """The curves for a model of this library, one for each example; padding is ignored.
 
-    Args:
-      model, run: see `capture.capture`.
-      variants: by name.
+    ``model`` and ``run`` as in `capture.capture`.
     """
     states, mask = variant_states(model, run, variants)
     return {name: collapse_curves(x, mask) for name, x in states.items()}
@@ -171,42 +178,42 @@ def initial_sections(
     draws: int,
     **sizes: Any,
 ) -> Iterator[Section]:
-    """Figure 2 of the paper, and the first network with one mechanism after another.
-
-    Args:
-      networks: names in `networks.SHAPES`.
-      mechanisms: registered names.
-      variants: by name.
-      draws, **sizes: see `network_curves`.
-    """
+    """Figure 2 of the paper, and its first network with one mechanism after another."""
     count = (len(networks) + len(mechanisms)) * draws * len(variants)
     sizes |= {"draws": draws, "clock": progress.Clock("curves", count)}
-    curves: dict[str, Curves] = {}
-    for name in networks:
-        progress.say(f"{name} ({len(curves) + 1} of {len(networks)} networks) ...")
-        curves[name] = network_curves(name, variants=variants, **sizes)
-    yield _compare_networks(curves, all(v.norm for v in variants.values()))
-    curves, network = {}, networks[0]
-    for name in mechanisms:
-        place = f"{len(curves) + 1} of {len(mechanisms)} mechanisms"
-        progress.say(f"{network} with {name} ({place}) ...")
-        curves[name] = network_curves(network, name, variants=variants, **sizes)
-    yield _compare_mechanisms(network, curves)
+    averages = {
+        name: _average(network_curves(name, variants=variants, **sizes))
+        for name in progress.announce(networks, "networks")
+    }
+    has_norm = all(v.norm for v in variants.values())
+    printed = {n: published.figure_2(n) if has_norm else {} for n in networks}
+    caption = (
+        f"Networks at initialisation on random tokens. {_MEASURE}. Lines: means over "
+        "initialisations and sequences, one standard deviation shaded."
+        + (" Crosses: the published ones, 128 tokens each." if has_norm else "")
+    )
+    parts = _compare_networks("rank-collapse", averages, printed, caption)
+    yield Section("Skip connections keep the rank", parts)
+    network = networks[0]
+    averages = {
+        name: _average(network_curves(network, name, variants=variants, **sizes))
+        for name in progress.announce(mechanisms, f"mechanisms of {network}")
+    }
+    caption = (
+        f"A network of {_TITLES[network]}'s shape at initialisation with one mechanism "
+        f"after another. {_MEASURE}; means. Where they fall the scale is logarithmic, "
+        "cut off at 1e-7, the rounding of float32."
+    )
+    parts = _compare_mechanisms(averages, caption)
+    yield Section("The same network with other mechanisms", parts)
 
 
 def model_section(saved: Any, batch: Any, variants: Mapping[str, Variant]) -> Section:
-    """A model trained here, on its own examples.
-
-    Args:
-      saved: a `lra_jax.training.restore.SavedRun`.
-      batch: of its examples.
-      variants: by name.
-    """
+    """A model trained here, on its own examples."""
     curves = model_curves(saved.model, lambda: saved.run(batch), variants)
-    config = saved.config
-    title = f"{config.mixers} on {config.task}, step {saved.step}"
-    chart, table = _show(curves, "rank-collapse-run", title)
-    return Section("A trained model with parts left out", [chart, table])
+    title = f"{saved.config.mixers} on {saved.config.task}, step {saved.step}"
+    parts = _show_network("rank-collapse-run", title, curves, {})
+    return Section("A trained model with parts left out", parts)
 
 
 def weights_section(
@@ -217,8 +224,7 @@ def weights_section(
     Args:
       weights: the ``model.safetensors`` of a BERT, RoBERTa or GPT-2, or its folder; the
         ``config.json`` is beside it.
-      variants: by name.
-      **sizes: see `pretrained_curves`.
+      variants, **sizes: see `pretrained_curves`.
 
     Raises:
       ValueError: see `lra_jax.models.from_softmax`.
@@ -232,131 +238,95 @@ def weights_section(
     config = encoder.config
     is_base = (config.kind, config.num_layers, config.embed_dim) == ("bert", 12, 768)
     printed = published.figure_2("bert", "pretrained") if is_base else {}
-    kind = {"bert": "BERT", "roberta": "RoBERTa", "gpt2": "GPT-2"}[config.kind]
-    title = f"{kind} of {config.num_layers} layers, weights from a file"
-    chart, table = _show(curves, "rank-collapse-bert", title, printed)
-    return Section(f"A trained {kind} with parts left out", [chart, table])
+    title = f"{_TITLES[config.kind]} of {config.num_layers} layers"
+    parts = _show_network("rank-collapse-bert", title, curves, printed)
+    return Section("Trained weights with parts left out", parts)
 
 
-def _compare_networks(networks: Mapping[str, Curves], has_norm: bool) -> Section:
-    """A panel for each network, with the published curves if it has its norms."""
-    printed = {n: published.figure_2(n) if has_norm else {} for n in networks}
-    panels = [
-        _panel(f"{_TITLES[name]}, at initialisation", curves, printed[name])
-        for name, curves in networks.items()
-    ]
-    panels[0] = panels[0]._replace(settings={**panels[0].settings, "ylim": -0.03})
+def _show_network(
+    name: str, title: str, curves: Curves, printed: Mapping[str, Sequence[float]]
+) -> list[Chart | Table]:
+    caption = f"{title}. {_MEASURE}; means, one standard deviation shaded."
+    if printed:
+        caption += " Crosses: the published curves, on other texts."
+    averages = {title: _average(curves)}
+    return _compare_networks(name, averages, {title: printed}, caption)
+
+
+def _compare_networks(
+    name: str,
+    networks: Mapping[str, Averages],
+    printed: Mapping[str, Mapping[str, Sequence[float]]],
+    caption: str,
+) -> list[Chart | Table]:
+    """A panel for each network, and a row for each curve, ours and the published."""
+    panels, rows = [], []
+    for network, averages in networks.items():
+        lines = []
+        for variant, curve in averages.items():
+            mean, theirs = curve["mean"], printed[network].get(variant, ())
+            layers = range(len(mean))
+            lines.append(
+                charts.Line(
+                    variant, layers, mean, spread=curve["std"], published=theirs
+                )
+            )
+            label = f"{network}, {variant}"
+            rows.append((label, *(f"{x:.3f}" for x in mean)))
+            if theirs:
+                shown = (f"{theirs[layer]:.3f}" for layer in layers)
+                rows.append((f"{label}, published", *shown))
+        settings = {"title": _TITLES.get(network, network), "xlabel": "layer"}
+        panels.append(Panel(lines, integers="x", settings=settings | {"ylim": -0.03}))
     chart = Chart(
-        "rank-collapse",
+        name,
         panels,
-        f"Networks at initialisation on random tokens. {_MEASURE}. Lines: means over "
-        "initialisations and sequences, one standard deviation shaded."
-        + (" Crosses: the published ones, 128 tokens each." if has_norm else ""),
-        data={"ours": _data(networks), "published": printed},
+        caption,
+        data={"ours": networks, "published": printed},
+        size=(3.6, 3.4) if len(networks) > 1 else (6, 4),
         ylabels=[_YLABEL],
         shared={"sharey": True},
     )
-    first = range(min(4, _num_states(networks)))
-    rows = []
-    for name, curves in networks.items():
-        for variant, values in curves.items():
-            theirs = printed[name].get(variant)
-            ours = (f"{values.mean(0)[i]:.3f}" for i in first)
-            cells = (f"{theirs[i]:.3f}" if theirs else "-" for i in first)
-            rows.append((f"{name}, {variant}", *ours, *cells))
-    head = [f"{whose}, layer {i}" for whose in ("ours", "published") for i in first]
-    table = Table(("network", *head), rows)
-    return Section("Skip connections keep the rank", [chart, table])
+    head = ("network", *(f"layer {n}" for n in range(max(map(len, rows)) - 1)))
+    return [chart, Table(head, rows)]
 
 
-def _compare_mechanisms(network: str, mechanisms: Mapping[str, Curves]) -> Section:
+def _compare_mechanisms(
+    mechanisms: Mapping[str, Averages], caption: str
+) -> list[Chart | Table]:
     """A panel for each variant of one network."""
-    variants = next(iter(mechanisms.values()))
-    panels = []
-    for variant in variants:
+    panels, rows = [], []
+    for variant in next(iter(mechanisms.values())):
+        means = {name: x[variant]["mean"] for name, x in mechanisms.items()}
         # Rounding in float32 is not a residual.
-        means = {
-            name: np.maximum(curves[variant].mean(0), 1e-7)
-            for name, curves in mechanisms.items()
-        }
-        falls = min(y.min() for y in means.values()) < 1e-2
-        # Room above the uppermost markers.
-        limits = {} if falls else {"ylim": (0, 1.08 * max(map(np.max, means.values())))}
-        panels.append(
-            Panel(
-                [charts.Line(name, range(len(y)), y) for name, y in means.items()],
-                integers="x",
-                is_log=falls,
-                settings={"title": variant, "xlabel": "layer", **limits},
-            )
-        )
+        lines = [
+            charts.Line(name, range(len(mean)), np.maximum(mean, 1e-7))
+            for name, mean in means.items()
+        ]
+        settings: dict[str, Any] = {"title": variant, "xlabel": "layer"}
+        is_log = min(mean.min() for mean in means.values()) < 1e-2
+        if not is_log:  # Room above the uppermost markers.
+            settings["ylim"] = (0, 1.08 * max(mean.max() for mean in means.values()))
+        panels.append(Panel(lines, integers="x", is_log=is_log, settings=settings))
+        rows += [
+            (f"{name}, {variant}", *(f"{x:.2g}" for x in mean))
+            for name, mean in means.items()
+        ]
     chart = Chart(
         "rank-collapse-mechanisms",
         panels,
-        f"A network of {_TITLES[network]}'s shape at initialisation with one mechanism "
-        f"after another. {_MEASURE}; means. Where they fall the scale is logarithmic, "
-        "cut off at 1e-7, the rounding of float32.",
-        data=_data(mechanisms),
+        caption,
+        data=mechanisms,
         size=(3.3, 3.4),
         ylabels=[_YLABEL],
         shared={"sharex": True},
     )
-    last = _num_states(mechanisms) - 1
-    layers = sorted({min(layer, last) for layer in (1, 2, 4, last)})
-    rows = [
-        (f"{name}, {variant}", *(f"{curves[variant].mean(0)[i]:.2g}" for i in layers))
-        for variant in variants
-        for name, curves in mechanisms.items()
-    ]
-    table = Table(("mechanism", *(f"layer {i}" for i in layers)), rows)
-    return Section("The same network with other mechanisms", [chart, table])
+    head = ("mechanism", *(f"layer {n}" for n in range(len(rows[0]) - 1)))
+    return [chart, Table(head, rows)]
 
 
-def _show(
-    curves: Curves,
-    name: str,
-    title: str,
-    printed: Mapping[str, Sequence[float]] | None = None,
-) -> tuple[Chart, Table]:
-    """The curves of a single network, and the published ones if there are any."""
-    crosses = " Crosses: the published curves, on other texts." if printed else ""
-    chart = Chart(
-        name,
-        [_panel(title, curves, printed or {})],
-        f"{title}. {_MEASURE}; means, one standard deviation shaded.{crosses}",
-        data={"ours": _data({title: curves})[title], "published": printed or {}},
-        size=(6, 4),
-        ylabels=[_YLABEL],
-    )
-    layers = range(_num_states({title: curves}))
-    rows = [(n, *(f"{x:.3f}" for x in c.mean(0))) for n, c in curves.items()]
-    return chart, Table(("parts", *(f"layer {i}" for i in layers)), rows)
-
-
-def _panel(title: str, curves: Curves, printed: Mapping[str, Sequence[float]]) -> Panel:
-    lines = [
-        charts.Line(
-            name,
-            range(values.shape[1]),
-            values.mean(0),
-            spread=values.std(0),
-            published=printed.get(name, ()),
-        )
-        for name, values in curves.items()
-    ]
-    return Panel(lines, integers="x", settings={"title": title, "xlabel": "layer"})
-
-
-def _num_states(networks: Mapping[str, Curves]) -> int:
-    """L + 1 of the first network."""
-    return next(iter(next(iter(networks.values())).values())).shape[1]
-
-
-def _data(networks: Mapping[str, Curves]) -> dict[str, Any]:
+def _average(curves: Curves) -> Averages:
     return {
-        name: {
-            variant: {"mean": values.mean(0), "std": values.std(0)}
-            for variant, values in curves.items()
-        }
-        for name, curves in networks.items()
+        variant: {"mean": values.mean(0), "std": values.std(0)}
+        for variant, values in curves.items()
     }

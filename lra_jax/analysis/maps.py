@@ -151,13 +151,7 @@ class Score(NamedTuple):
 
 
 def maps_section(maps: Maps, saved: Any, title: str) -> Section:
-    """The matrices of one layer, and the example shaded by what its tokens receive.
-
-    Args:
-      maps: of the example.
-      saved: the `lra_jax.training.restore.SavedRun` that it is from.
-      title: of the section.
-    """
+    """The matrices of one layer, and the example shaded by what its tokens receive."""
     parts = [_matrices(maps)]
     if maps.competition is not None and maps.allocation is not None:
         parts.append(_flows(maps.competition, maps.allocation))

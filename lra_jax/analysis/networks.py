@@ -20,7 +20,7 @@ depend on how often tokens repeat, but hardly on which tokens they are.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,6 @@ from flax import nnx
 
 from lra_jax.analysis.path_tasks import draw_words
 from lra_jax.analysis.relative import RelativeAttention
-from lra_jax.analysis.variants import Variant
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, known
 from lra_jax.models import MultiHeadAttention
@@ -73,6 +72,29 @@ SHAPES = {
     ),
     "xlnet": Shape(vocab_size=32_000, relative=True),  # xlnet-base-cased
 }
+
+
+class Variant(NamedTuple):
+    """The parts that a network has.
+
+    Attributes:
+      skip: the skip connection around attention.
+      mlp: the MLP, with its own skip connection.
+      norm: layer normalisation in the blocks.
+    """
+
+    skip: bool
+    mlp: bool
+    norm: bool = True
+
+
+VARIANTS = {
+    "attention": Variant(skip=False, mlp=False),
+    "attention + MLP": Variant(skip=False, mlp=True),
+    "attention + skip": Variant(skip=True, mlp=False),
+    "transformer": Variant(skip=True, mlp=True),
+}
+"""The four of Dong, Cordonnier and Loukas 2021, Figure 2; all keep the norms."""
 
 
 class Block(nnx.Module):

@@ -8,19 +8,21 @@ minutes.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lra_jax import progress
-from lra_jax.analysis.fitting import fit_epochs
-from lra_jax.analysis.path_network import PathNetwork, PathSettings, draw_paths
+from lra_jax.analysis.path_network import (
+    PathNetwork,
+    PathSettings,
+    draw_paths,
+    fit_epochs,
+)
 from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, sorting
 from lra_jax.analysis.paths import path_length_distribution
 from lra_jax.errors import known
@@ -106,8 +108,7 @@ QUICK = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class PathResult:
+class PathResult(NamedTuple):
     """Accuracies, as shares of the tokens.
 
     Attributes:
@@ -144,69 +145,69 @@ def run_experiment(
     Raises:
       ValueError: an unknown experiment, or a mechanism with parameter arrays.
     """
-    train, test = make_data(name, experiment, seed)
+    train, test = _make_data(name, experiment, seed)
     settings = experiment.settings
     model = PathNetwork(settings, mechanism, rngs=nnx.Rngs(seed))
     graph, params = nnx.split(model, nnx.Param)
-    params, losses = fit(graph, params, train, experiment, seed)
-    score = jax.jit(lambda p, x, y: _accuracy(nnx.merge(graph, p)(x, y >= 0), y))
-    along = jax.jit(
-        lambda p, x, y, paths: _accuracy(nnx.merge(graph, p).along(x, paths, y >= 0), y)
-    )
-    inputs, labels = jnp.asarray(test.inputs), jnp.asarray(test.labels)
+    params, losses = _fit(graph, params, train, experiment, seed)
+
+    @jax.jit
+    def score(params: Any, inputs: Any, labels: Any, paths: Any = None) -> jax.Array:
+        model, mask = nnx.merge(graph, params), labels >= 0
+        if paths is None:
+            logits = model(inputs, mask)
+        else:
+            logits = model.along(inputs, paths, mask)
+        return jnp.mean(logits.argmax(-1) == labels, where=mask)
+
+    data = jnp.asarray(test.inputs), jnp.asarray(test.labels)
     rng = np.random.default_rng(seed)
+    sizes = settings.num_layers, settings.num_heads
+    lengths = range(settings.num_layers + 1)
+    clock = progress.Clock("lengths of the paths", len(_NUM_PATHS) * len(lengths))
     by_length = {}
-    lengths = settings.num_layers + 1
-    clock = progress.Clock("lengths of the paths", len(_NUM_PATHS) * lengths)
     for count in _NUM_PATHS:
         rows = []
-        for length in range(lengths):
-            drawn = (
-                draw_paths(length, count, settings.num_layers, settings.num_heads, rng)
-                for _ in range(repeats)
-            )
-            rows.append([float(along(params, inputs, labels, p)) for p in drawn])
+        for length in lengths:
+            draws = (draw_paths(length, count, *sizes, rng) for _ in range(repeats))
+            rows.append([float(score(params, *data, paths)) for paths in draws])
             clock.tick()
         by_length[count] = np.array(rows)
-    whole = float(score(params, inputs, labels))
+    whole = float(score(params, *data))
     return PathResult(whole, test.majority, by_length, losses)
 
 
-def make_data(
+def _make_data(
     name: str, experiment: Experiment, seed: int
 ) -> tuple[TokenTask, TokenTask]:
     """The training and the evaluation examples of an experiment."""
     known("--experiment", name, PUBLISHED)
-    count = experiment.num_train + experiment.num_eval
-    if name == "sorting":
-        task = sorting(count, seed)
-    elif name == "convex-hull":
-        task = convex_hull(count, seed)
-    else:
+    num_train, count = experiment.num_train, experiment.num_train + experiment.num_eval
+    if name == "memorisation":
         vocabulary = experiment.settings.vocab_size or 1
         task = memorisation(count, seed, experiment.longest, vocabulary)
-    train = TokenTask(*(a[: experiment.num_train] for a in task))
-    rest = TokenTask(*(a[experiment.num_train :] for a in task))
-    return train, rest if experiment.num_eval else train
+    else:
+        task = {"sorting": sorting, "convex-hull": convex_hull}[name](count, seed)
+    train = TokenTask(*(array[:num_train] for array in task))
+    test = TokenTask(*(array[num_train:] for array in task))
+    return train, test if experiment.num_eval else train
 
 
-def fit(
+def _fit(
     graph: Any, params: Any, task: TokenTask, experiment: Experiment, seed: int
 ) -> tuple[Any, np.ndarray]:
     """Trains with Adam on cross-entropy over the tokens."""
     size = experiment.batch_size
     steps = max(len(task.inputs) // size, 1)
-
-    def batches(array: np.ndarray) -> jax.Array:
-        whole = array[: steps * size]
-        return jnp.asarray(whole.reshape(steps, -1, *array.shape[1:]))
-
-    boundaries = {drop * steps: 0.91 for drop in experiment.drops}
+    data = tuple(
+        jnp.asarray(array[: steps * size].reshape(steps, -1, *array.shape[1:]))
+        for array in task
+    )
+    schedule = optax.piecewise_constant_schedule(
+        experiment.learning_rate, {drop * steps: 0.91 for drop in experiment.drops}
+    )
     optimizer = optax.chain(
-        optax.add_decayed_weights(experiment.weight_decay),
-        optax.adam(
-            optax.piecewise_constant_schedule(experiment.learning_rate, boundaries)
-        ),
+        optax.add_decayed_weights(experiment.weight_decay), optax.adam(schedule)
     )
 
     def loss(params: Any, inputs: Any, labels: Any, key: Any) -> jax.Array:
@@ -217,7 +218,6 @@ def fit(
         )
         return jnp.mean(losses, where=mask)
 
-    data = (batches(task.inputs), batches(task.labels))
     return fit_epochs(loss, params, data, optimizer, experiment.epochs, seed)
 
 
@@ -297,15 +297,9 @@ def _panel(title: str, result: PathResult) -> Panel:
         for n, rows in result.by_length.items()
     ]
 
-    def draw(_: Figure, axis: Axes) -> None:
-        axis.axhline(result.whole, color="black", linewidth=1, label="whole network")
-        looks: dict[str, Any] = {"color": charts.GREY, "linestyle": ":"}
-        axis.axhline(result.majority, label="most frequent label", **looks)
-
+    levels = {"whole network": result.whole, "most frequent label": result.majority}
+    ends = (0, result.by_length[_NUM_PATHS[0]].shape[0] - 1)
+    lines += [charts.Line(label, ends, (y, y)) for label, y in levels.items()]
     xlabel = "length of the paths, layers"
     settings = {"title": title, "xlabel": xlabel, "ylim": (0, 1.03)}
-    return Panel(lines, draw, integers="x", settings=settings)
-
-
-def _accuracy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return jnp.mean(logits.argmax(-1) == labels, where=labels >= 0)
+    return Panel(lines, integers="x", settings=settings)

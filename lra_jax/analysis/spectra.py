@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lra_jax import progress
 from lra_jax.analysis.capture import (
@@ -17,14 +15,13 @@ from lra_jax.analysis.capture import (
     capture_attention,
     longest_document,
 )
-from lra_jax.analysis.networks import Network, find_shape, zipf_tokens
+from lra_jax.analysis.networks import VARIANTS, Network, find_shape, zipf_tokens
 from lra_jax.analysis.projection import (
     projection_bound,
     projection_error,
     truncation_errors,
 )
 from lra_jax.analysis.spectrum import cumulative_spectrum, effective_rank
-from lra_jax.analysis.variants import VARIANTS
 from lra_jax.errors import expected
 from lra_jax.reports import charts
 from lra_jax.reports.figures import Chart, Panel, image
@@ -86,33 +83,21 @@ def run_spectra(saved: Any, batch: Any) -> Spectra:
     """The spectra of a model trained here, on the real tokens of examples.
 
     In a packed row these are the tokens of its longest document.
-
-    Args:
-      saved: a `lra_jax.training.restore.SavedRun`.
-      batch: of its examples.
-
-    Raises:
-      ValueError: its mechanism has no matrix.
     """
     captured = capture(saved.model, lambda: saved.run(batch))
     return _measure(captured.calls, longest_document(captured.documents))
 
 
 def spectrum_section(models: Mapping[str, Spectra], about: str) -> Section:
-    """A curve and a heat map for each model.
-
-    Args:
-      models: by name.
-      about: a sentence for the caption.
-    """
+    """A curve and a heat map for each model; ``about`` begins the caption."""
     quarters = {name: x.curves[..., _QUARTER] for name, x in models.items()}
     # One scale for all panels, from a round number below the minimum.
     low = np.floor(20 * min(np.nanmin(x) for x in quarters.values())) / 20
     caption = (
         f"{about} Above: sum of the largest singular values of the attention matrices "
-        "over the sum of them all (not squared), means over heads and sequences; the "
-        "dotted line is a spectrum of equal values. Below: the same at a quarter of "
-        "the values (the paper's 128th of 512), for each layer and head."
+        "over the sum of them all (not squared), means over heads and sequences. "
+        "Below: the same at a quarter of the values (the paper's 128th of 512), for "
+        "each layer and head."
     )
     if any(np.isnan(x.ranks).any() for x in models.values()):
         caption += " Blue cells are heads that a layer does not have."
@@ -147,12 +132,7 @@ def spectrum_section(models: Mapping[str, Spectra], about: str) -> Section:
 
 
 def projection_section(models: Mapping[str, Spectra], about: str) -> Section:
-    """Linformer's Theorem 1 compared with the error of a random projection.
-
-    Args:
-      models: by name.
-      about: a sentence for the caption.
-    """
+    """Linformer's Theorem 1 compared with the error of a random projection."""
     panels, rows = [], []
     head: list[str] = []
     for name, x in models.items():
@@ -203,14 +183,11 @@ def _curves(title: str, curves: np.ndarray) -> Panel:
         charts.Line(f"layer {n}", _GRID, curves[n - 1])
         for n in sorted({1, (last + 1) // 2, last})
     ]
-
-    def draw(_: Figure, axis: Axes) -> None:
-        axis.plot(_GRID, _GRID, color=charts.GREY, linestyle=":", linewidth=1)
-        axis.axvline(0.25, color=charts.GREY, linewidth=0.8)
-
+    lines.append(charts.Line("equal values", (0, 1), (0, 1)))
+    lines.append(charts.Line("a quarter of the values", (0.25, 0.25), (0, 1)))
     xlabel = "index, share of the tokens"
     settings = {"title": title, "xlabel": xlabel, "ylim": (0, 1.02)}
-    return Panel(lines, draw, settings=settings)
+    return Panel(lines, settings=settings)
 
 
 def _heat_map(quarter: np.ndarray, low: float, is_last: bool) -> Panel:

@@ -133,7 +133,8 @@ def test_rank_collapse_of_weights(name, tmp_path):
         out=str(out), weights=str(tmp_path / name), length=16, examples=1, seed=3
     )
     analyze.run(settings)
-    curves = json.loads((out / "rank-collapse-bert.json").read_text())["data"]["ours"]
+    stored = json.loads((out / "rank-collapse-bert.json").read_text())
+    curves = stored["data"]["ours"]["BERT of 2 layers"]
     tokens = jnp.asarray(zipf_tokens(20, 1, 16, 3))
     states = from_softmax(tmp_path).hidden_states(tokens)
     expected = relative_residual(np.stack(states)[:, 0])

@@ -127,7 +127,7 @@ def test_spectrum_of_a_few_tokens(tmp_path, small_networks):
 def test_rank_collapse_of_a_run(workdir, tmp_path):
     settings = analyze.RankCollapse(str(tmp_path), workdir=str(workdir), examples=2)
     analyze.run(settings)
-    found = stored(tmp_path, "rank-collapse-run")["ours"]
+    (found,) = stored(tmp_path, "rank-collapse-run")["ours"].values()
     assert all(len(curve["mean"]) == 3 for curve in found.values())
 
 

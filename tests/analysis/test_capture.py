@@ -13,7 +13,7 @@ from flax import nnx
 from lra_jax.analysis.bounded_collapse import bounded_model
 from lra_jax.analysis.capture import capture, variant_states
 from lra_jax.analysis.collapse import collapse_curves, model_curves
-from lra_jax.analysis.variants import VARIANTS, Variant
+from lra_jax.analysis.networks import VARIANTS, Variant
 from lra_jax.attention import MECHANISMS
 from lra_jax.models import MaskedLM, MatchingClassifier, SequenceClassifier
 from lra_jax.models.attention import MultiHeadAttention
