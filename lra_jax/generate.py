@@ -45,7 +45,8 @@ class GenerateConfig:
     names. It runs code: use this only for a directory that you trust."""
 
 
-_FLAGS = {"num_tokens": "tokens", "prompts": "prompt", "layer": "workdir"}
+_FLAGS = {"num_tokens": "tokens", "prompts": "prompt"}
+_FLAGS |= dict.fromkeys(("layer", "model"), "workdir")
 _FLAGS_OF_LOADING = {"run": "workdir", "file": "workdir", "allow_code": "allow-code"}
 
 

@@ -1,22 +1,30 @@
 """Text generation with a causal language model, token by token."""
 
+import dataclasses
 import functools
-import numbers
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax.attention.inputs import check_size
-from lra_jax.errors import a_thing, expected
+from lra_jax.errors import (
+    Count,
+    NotNegative,
+    Range,
+    Size,
+    a_thing,
+    check_types,
+    expected,
+)
 from lra_jax.models import decoding
 from lra_jax.models.language import CausalLM
 
 # Prompts are padded to a multiple of this, so that few lengths are compiled.
 _MULTIPLE = 64
+_Share = Annotated[float, Range("a number above 0, at most 1", above=0, most=1)]
 # In place of a token, for logits from which none can be sampled.
 _NO_NUMBER = -1
 
@@ -65,9 +73,9 @@ def generate(
       >>> [text.shape for text in generate(model, [[1, 2, 3], [4]], num_tokens=5)]
       [(5,), (5,)]
     """
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    steps = tokens_in_turn(model, prompts, num_tokens, seed=seed, end=end, **options)
-    drawn = np.stack(list(steps), 1)
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
+    sampling |= {"top_p": top_p, "seed": seed, "end": end}
+    drawn = np.stack(list(tokens_in_turn(model, prompts, num_tokens, **sampling)), 1)
     texts = []
     for row in drawn:
         stop = np.flatnonzero(row == end) if end is not None else []
@@ -75,16 +83,27 @@ def generate(
     return texts
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn; the arguments of `generate`."""
+
+    num_tokens: Size
+    temperature: NotNegative = 1.0
+    top_k: Size | None = None
+    top_p: _Share | None = None
+    seed: Any = 0
+    end: Count | None = None
+
+    def __post_init__(self):
+        check_types(self)
+        is_int = isinstance(self.seed, int | np.integer) and self.seed is not True
+        # Without 64-bit types, jax would drop the upper half of a longer one.
+        if not is_int or not -(2**31) <= self.seed < 2**32:
+            raise expected("seed", "an int from -2^31 to 2^32 - 1", f"{self.seed!r}")
+
+
 def tokens_in_turn(
-    model: CausalLM,
-    prompts: Sequence[Any],
-    num_tokens: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    end: int | None = None,
+    model: CausalLM, prompts: Sequence[Any], num_tokens: int, **sampling: Any
 ) -> Iterator[np.ndarray]:
     """As `generate`, but yields the tokens `[B]` of each step as they are sampled.
 
@@ -93,7 +112,10 @@ def tokens_in_turn(
     """
     if not isinstance(model, CausalLM):
         raise expected("model", "a CausalLM", a_thing(model))
-    _check_settings(model, num_tokens, temperature, top_k, top_p, seed, end)
+    settings = Sampling(num_tokens=num_tokens, **sampling)
+    size = model.encoder.vocab_size
+    if settings.end is not None and settings.end >= size:
+        raise expected("end", f"an id of the vocabulary, below {size}", settings.end)
     batch = _prompts(model, prompts, num_tokens)
     limit = decoding.longest(model)
     width = -(-max(map(len, batch)) // _MULTIPLE) * _MULTIPLE
@@ -102,32 +124,26 @@ def tokens_in_turn(
     for row, prompt in zip(tokens, batch, strict=True):
         row[: len(prompt)] = prompt
     mask = np.arange(width)[None] < np.array([[len(prompt)] for prompt in batch])
-    graph, params = nnx.split(model)
-    draw = functools.partial(
-        _draw,
-        key=jax.random.key(seed),
-        temperature=np.float32(temperature),
-        greedy=temperature == 0,
-        top_k=top_k,
-        top_p=top_p,
-    )
-    return _steps(graph, params, tokens, mask, draw, num_tokens, end)
+    return _steps(model, tokens, mask, settings)
 
 
 def _steps(
-    graph: Any,
-    params: Any,
-    tokens: np.ndarray,
-    mask: np.ndarray,
-    draw: Any,
-    num_tokens: int,
-    end: int | None,
+    model: CausalLM, tokens: np.ndarray, mask: np.ndarray, settings: Sampling
 ) -> Iterator[np.ndarray]:
+    draw = functools.partial(
+        _draw,
+        key=jax.random.key(settings.seed),
+        temperature=np.float32(settings.temperature),
+        greedy=settings.temperature == 0,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+    )
+    graph, params = nnx.split(model)
     logits, state = _prefill(graph, params, tokens, mask)
-    complete = np.zeros(len(tokens), bool)
-    for index in range(num_tokens):
+    complete, end = np.zeros(len(tokens), bool), settings.end
+    for index in range(settings.num_tokens):
         tokens = draw(logits, np.int32(index))
-        more = index + 1 < num_tokens
+        more = index + 1 < settings.num_tokens
         if end is None and more:  # Begun before the host reads the tokens.
             logits, state = _step(graph, params, state, tokens)
         drawn = np.array(tokens)
@@ -200,36 +216,6 @@ def restricted(
         least = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), -1, keepdims=True)
         logits = jnp.where(logits >= least, logits, -jnp.inf)
     return logits
-
-
-def _check_settings(
-    model: CausalLM,
-    num_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int,
-    end: int | None,
-) -> None:
-    check_size("num_tokens", num_tokens)
-    whole = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-    # Without 64-bit types, jax would drop the upper half of a longer one.
-    if not whole or not -(2**31) <= seed < 2**32:
-        raise expected("seed", "an int from -2^31 to 2^32 - 1", f"{seed!r}")
-    if not (_is_number(temperature) and 0 <= temperature < np.inf):
-        wanted = "0 or a positive finite number"
-        raise expected("temperature", wanted, f"{temperature!r}")
-    if top_k is not None:
-        check_size("top_k", top_k)
-    if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
-        raise expected("top_p", "a number above 0, at most 1", f"{top_p!r}")
-    size = model.encoder.vocab_size
-    if end is not None and check_size("end", end, 0) >= size:
-        raise expected("end", f"an id of the vocabulary, below {size}", end)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _prompts(

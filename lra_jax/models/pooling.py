@@ -52,8 +52,7 @@ class PooledEncoder(nnx.Module):
 
     Raises:
       ValueError: an unknown pooling or padding, a class vector that the pooling does
-        not use, a pooling that is constant after instance norms (`why_constant`) or
-        sees only the first token (`is_blind`), or see `EncoderConfig`.
+        not use, a pooling that does not depend on the input, or see `EncoderConfig`.
     """
 
     def __init__(
@@ -73,14 +72,9 @@ class PooledEncoder(nnx.Module):
             raise expected("cls_token", f"False with pooling={pooling!r}", asked)
         settings |= {"cls_token": pooling == "cls"}
         config = configured(EncoderConfig, config, settings)
-        if is_blind(config.is_causal, pooling):
-            wanted = "another value with is_causal, where the first token sees no other"
-            raise expected("pooling", wanted, f"{pooling!r}")
-        images = config.grid is not None
-        wrong = why_constant(config.norm, pooling, padding, images)
-        if wrong:
-            wanted = f"another value with norm='instance', {wrong}"
-            raise expected("pooling", wanted, f"{pooling!r}")
+        reason = _why_constant(config, pooling, padding)
+        if reason:
+            raise expected("pooling", f"another value with {reason}", f"{pooling!r}")
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
         width = config.embed_dim
         draw = nnx.initializers.normal(1.0)
@@ -237,28 +231,23 @@ def is_of_reconstruction(path: tuple[Any, ...], variable: Any) -> bool:
     return path[0] in ("encoder", "tokens")
 
 
-def why_constant(norm: str, pooling: str, padding: str, images: bool) -> str:
-    """Why these settings give vectors that do not depend on the input; "" if they do.
+def _why_constant(config: EncoderConfig, pooling: str, padding: str) -> str:
+    """Why the pooled vectors do not depend on the input; "" if they do.
 
     Over the positions of a sequence, instance-normalised rows have a fixed mean, and
     rows of padding are all the same. An image often begins with black pixels, which
     ``padding="zeros"`` takes for padding.
     """
-    if norm != "instance":
+    if config.is_causal and pooling == "first":
+        return "is_causal, where the first token sees no other"
+    if config.norm != "instance":
         return ""
     if pooling == "mean":
-        return "after which every mean is the same"
-    if images and padding == "zeros" and pooling in ("cls", "first"):
-        return "after which padding='zeros' gives a first black pixel a constant row"
+        return "norm='instance', after which every mean is the same"
+    if config.grid is not None and padding == "zeros" and pooling in ("cls", "first"):
+        reason = "after which padding='zeros' gives a first black pixel a constant row"
+        return f"norm='instance', {reason}"
     return ""
-
-
-def is_blind(is_causal: bool, pooling: str) -> bool:
-    """Whether the vectors depend on the first token only.
-
-    `EncoderConfig` itself refuses a class vector in a decoder.
-    """
-    return is_causal and pooling == "first"
 
 
 def _most_documents(documents: int | None, label: jax.Array) -> int:

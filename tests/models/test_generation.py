@@ -207,7 +207,7 @@ def test_a_stream_ends_where_its_positions_do(positions):
         ("cosformer", [1], {"temperature": "a"}, "^temperature: expected .* got 'a'"),
         ("cosformer", [1], {"top_p": True}, "^top_p: expected .* got True"),
         ("cosformer", [1], {"end": 11}, "^end: expected an id of the .* got 11"),
-        ("cosformer", [1], {"end": -1}, "^end: expected an int of at least 0"),
+        ("cosformer", [1], {"end": -1}, "^end: expected 0 or a positive int, got -1"),
         ("luna", [1], {"options": {}}, "^layer: expected a mechanism with a stream"),
     ],
 )
