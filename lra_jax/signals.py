@@ -2,15 +2,17 @@
 
 A command ends within three seconds, with one line and exit code 128 + signal: at once
 if nothing is lost, after cleaning up if it makes data, and after saving if it trains a
-model; a training step that takes longer is finished first. A thread handles signals,
-since the main one may be in a compiler for minutes.
+model; a training step that takes longer is finished first. A second signal ends it at
+once.
 
-Python itself starts before the first line of a command: until then, for a few
-hundredths of a second, it handles signals in its own way.
+Python calls handlers of signals in the main thread, between two of its own
+instructions. While that thread is in XLA's compiler, for minutes with a large model, or
+waits for a device, no handler runs. So a thread that only waits for signals keeps these
+promises. Before the first line of a command, for a few hundredths of a second, Python
+handles signals in its own way.
 """
 
 import contextlib
-import functools
 import io
 import math
 import os
@@ -29,7 +31,7 @@ _PATIENCE = 2.5
 _AGAIN = 1.0
 
 Handler = Callable[[int, FrameType | None], object]
-Action = Callable[[int], None]
+Reaction = Callable[[int], None]
 
 
 def watch() -> None:
@@ -93,7 +95,7 @@ def raised() -> Iterator[None]:
             came.append(signum)
             raise KeyboardInterrupt
 
-    with _watch.acting(_watch.end_later), _handled(interrupt):
+    with _reacting(_watch.end_later, interrupt):
         try:
             yield
         finally:
@@ -104,14 +106,11 @@ def raised() -> Iterator[None]:
 
 @contextlib.contextmanager
 def left_to(handler: Handler) -> Iterator[None]:
-    """Context in which only this function handles signals.
+    """Context in which only this function handles signals, in the main thread.
 
     It also gets a signal that came just before, which the thread leaves to it.
     """
-    with contextlib.ExitStack() as stack:
-        if _watch is not None:
-            stack.enter_context(_watch.acting(_watch.leave))
-        stack.enter_context(_handled(handler))
+    with _reacting(None, handler):
         if _watch is not None and _watch.noted:
             handler(_watch.noted.pop(), None)
         yield
@@ -138,11 +137,8 @@ class StopRequest:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        if _watch is not None:
-            act = functools.partial(self._act, _watch)
-            self._stack.enter_context(_watch.acting(act))
         with contextlib.suppress(ValueError):  # Not the main thread, as in notebooks.
-            self._stack.enter_context(_handled(self._note))
+            self._stack.enter_context(_reacting(self._react, self._note))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,11 +149,11 @@ class StopRequest:
         if _watch is None:
             self._stack.close()
 
-    def _act(self, watch: "_Watch", signum: int) -> None:
+    def _react(self, signum: int) -> None:
         if self.unsaved or not self._alone:
-            watch.later(self._say)
-        else:
-            watch.end(signum)
+            _later(self._say)
+        elif _watch is not None:
+            _watch.end(signum)
 
     def _say(self) -> None:
         if self.unsaved or not self._alone:
@@ -168,20 +164,20 @@ class StopRequest:
 
 
 class _Watch(threading.Thread):
-    """Reads incoming signals, and acts on each.
+    """Waits for signals, and reacts to each.
 
     Attributes:
       advice: the line that an interrupted command prints.
-      noted: signals that no other function was there to handle.
+      noted: signals for which no other handler was there.
+      react: called with the next signal; None leaves all of them to the handler.
     """
 
     def __init__(self) -> None:
         super().__init__(name="signals", daemon=True)
         self.advice = "interrupted"
         self.noted: list[int] = []
-        self._action: Action = self.end
-        self._told = False
-        self._lock = threading.Lock()
+        self.react: Reaction | None = self.end
+        self._untold = threading.Lock()
         self._reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing)
@@ -189,26 +185,16 @@ class _Watch(threading.Thread):
             signal.signal(signum, lambda signum, _: self.noted.append(signum))
 
     def run(self) -> None:
-        """Waits for signals, and acts on them."""
-        acted = -math.inf
+        """Reacts to the first signal as the context says; a second one ends at once."""
+        last = -math.inf
         while True:
             (signum,) = os.read(self._reading, 1)
-            now = time.monotonic()
-            if signum in SIGNALS and now - acted > _AGAIN:
-                acted = now
-                action = self._action
-                if action != self.leave:  # A second signal ends at once.
-                    self._action = self.end
-                action(signum)
-
-    @contextlib.contextmanager
-    def acting(self, action: Action) -> Iterator[None]:
-        """Context with a different action on the first signal."""
-        before, self._action = self._action, action
-        try:
-            yield
-        finally:
-            self._action = before
+            now, react = time.monotonic(), self.react
+            if signum in SIGNALS and now - last > _AGAIN:
+                last = now
+                if react is not None:
+                    self.react = self.end
+                    react(signum)
 
     def end(self, signum: int) -> None:
         """Ends the process, whatever the main thread is doing."""
@@ -217,26 +203,41 @@ class _Watch(threading.Thread):
 
     def end_later(self, signum: int) -> None:
         """Ends the process if it has not cleaned up in time."""
-        self.later(lambda: self.end(signum))
-
-    def leave(self, signum: int) -> None:
-        """Does nothing, however often."""
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Calls a function after that time, if the process is still running."""
-        timer = threading.Timer(_PATIENCE, call)
-        timer.daemon = True
-        timer.start()
+        _later(lambda: self.end(signum))
 
     def tell(self) -> None:
         """Prints once that the command was interrupted."""
-        with self._lock:
-            if not self._told:
-                self._told = True
-                _say(f"error: {self.advice}")
+        if self._untold.acquire(blocking=False):
+            _say(f"error: {self.advice}")
 
 
 _watch: _Watch | None = None
+
+
+@contextlib.contextmanager
+def _reacting(react: Reaction | None, handler: Handler) -> Iterator[None]:
+    """Context in which a signal calls ``react`` at once, in the thread that waits for
+    signals, if there is one, and ``handler`` in the main thread, as soon as it can."""
+    usual = None if _watch is None else _watch.react
+    if _watch is not None:
+        _watch.react = react
+    try:
+        before = {signum: signal.signal(signum, handler) for signum in SIGNALS}
+        try:
+            yield
+        finally:
+            for signum, earlier in before.items():
+                signal.signal(signum, earlier)
+    finally:
+        if _watch is not None:
+            _watch.react = usual
+
+
+def _later(call: Callable[[], None]) -> None:
+    """Calls a function after a while, if the process is still running."""
+    timer = threading.Timer(_PATIENCE, call)
+    timer.daemon = True
+    timer.start()
 
 
 def _say(line: str) -> None:
@@ -245,13 +246,3 @@ def _say(line: str) -> None:
         if os.isatty(1):
             os.write(1, b"\x1b[?25h")  # A progress bar hides the cursor.
         os.write(2, f"{line}\n".encode())
-
-
-@contextlib.contextmanager
-def _handled(handler: Handler) -> Iterator[None]:
-    before = {signum: signal.signal(signum, handler) for signum in SIGNALS}
-    try:
-        yield
-    finally:
-        for signum, earlier in before.items():
-            signal.signal(signum, earlier)

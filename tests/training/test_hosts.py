@@ -4,15 +4,12 @@ import re
 import signal
 import subprocess
 import time
-import types
-from typing import Any
 
 import helpers
 import numpy as np
 import pytest
 from soak import free_port
 
-from lra_jax.signals import StopRequest
 from lra_jax.training import hosts
 from lra_jax.training.metrics import read_metrics
 from lra_jax.training.session import Session
@@ -149,17 +146,6 @@ def test_a_process_that_never_comes(data_dir) -> None:
     result = helpers.run("-c", code, JAX_PLATFORMS="cpu")
     wanted = "--distributed: expected 2 processes at 127.0.0.1", "within 1 s, got fewer"
     helpers.assert_one_error(result.returncode, result.stderr, 2, *wanted)
-
-
-def test_one_of_several_processes_does_not_end_at_once() -> None:
-    """Even if all is saved: the others would lose it."""
-    acted: list[str] = []
-    watch: Any = types.SimpleNamespace(
-        later=lambda say: acted.append("later"), end=lambda signum: acted.append("end")
-    )
-    for alone in (True, False):
-        StopRequest(alone)._act(watch, signal.SIGTERM)
-    assert acted == ["end", "later"]
 
 
 def test_an_error_of_one_process_alone_is_no_lost_process() -> None:
