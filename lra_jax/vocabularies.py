@@ -98,11 +98,11 @@ class Words:
     def encode(self, text: bytes) -> np.ndarray:
         """See `Vocabulary`. The end of the last line is left out: it ends the text."""
         unknown = self._ids.get(self.UNKNOWN)
-        found: list[int] = []
+        ids: list[int] = []
         for line in _lines(text):
-            found += [self._id(word, unknown) for word in line.split()]
-            found.append(self.end)
-        return np.array(found[:-1], np.int32)
+            ids += [self._id(word, unknown) for word in line.split()]
+            ids.append(self.end)
+        return np.array(ids[:-1], np.int32)
 
     def missing(self, text: bytes) -> list[str]:
         """The words of a text that the vocabulary lacks."""
@@ -115,10 +115,10 @@ class Words:
         return "".join(parts).encode()
 
     def _id(self, word: str, unknown: int | None) -> int:
-        found = self._ids.get(word, unknown)
-        if found is None:
+        index = self._ids.get(word, unknown)
+        if index is None:
             raise expected("text", "words of the vocabulary", repr(word))
-        return found
+        return index
 
 
 class Bpe:

@@ -24,8 +24,8 @@ LESS_DEEP = "[" * 500 + "]" * 500
 # By kind of file: its name, and the reader, which takes the file.
 READERS = {
     "text": ("text/a.txt", lambda file: corpora.of_path(str(file.parent))),
-    "WikiText": ("wiki.train.tokens", lambda file: wikitext.found(str(file.parent))),
-    "WikiText's archive": ("a.zip", lambda file: wikitext.found(str(file))),
+    "WikiText": ("wiki.train.tokens", lambda file: wikitext.read(str(file.parent))),
+    "WikiText's archive": ("a.zip", lambda file: wikitext.read(str(file))),
     "table": ("a.tsv", lambda file: labelled.prepare(path=str(file))),
     "ListOps": ("a.tsv", lambda file: list(listops_files.read(file, 2_000))),
     "lines": ("a.src", checks.line_count),
@@ -170,7 +170,7 @@ def test_a_small_archive_of_wikitext_cannot_fill_the_memory(tmp_path):
         for split in ("train", "valid", "test"):
             archive.writestr(f"wiki.{split}.tokens", bytes((64 << 20) + 1))
     with pytest.raises(ValueError, match=r"wiki.train.tokens has more than 67,108,864"):
-        wikitext.found(str(file))
+        wikitext.read(str(file))
 
 
 @pytest.mark.parametrize(

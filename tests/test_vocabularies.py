@@ -33,7 +33,7 @@ def test_wikitext_counts_words_and_ends_of_lines(archive, tmp_path):
     official = len(TEST.split()) + TEST.count("\n")
     # The end of the file's last line ends the last article.
     assert dataset.num_targets("test") == official
-    corpus = wikitext.found(str(archive))
+    corpus = wikitext.read(str(archive))
     assert corpus is not None
     assert len(corpus.documents["train"]) == 10
     assert b"".join(corpus.documents["train"]) == TRAIN.encode()
@@ -120,7 +120,7 @@ def test_a_folder_of_wikitext_keeps_its_splits(tmp_path):
     """Also the raw form; its three files are not split by their names."""
     for split, text in (("train", TRAIN), ("valid", TEST), ("test", TEST + TEST)):
         (tmp_path / f"wiki.{split}.raw").write_text(text)
-    corpus = wikitext.found(str(tmp_path))
+    corpus = wikitext.read(str(tmp_path))
     assert corpus is not None
     texts = {s: b"".join(x).decode() for s, x in corpus.documents.items()}
     assert texts == {"train": TRAIN, "valid": TEST, "test": TEST + TEST}
@@ -137,7 +137,7 @@ def test_a_folder_above_wikitext_keeps_its_splits(tmp_path):
         (folder / f"wiki.{split}.tokens").write_text(text)
     (tmp_path / "wikitext-103-v1.zip").touch()
     (tmp_path / ".hidden").touch()
-    corpus = wikitext.found(str(tmp_path))
+    corpus = wikitext.read(str(tmp_path))
     assert corpus is not None and corpus.name == "wikitext-103"
     assert b"".join(corpus.documents["train"]).decode() == TRAIN
     (tmp_path / "notes").mkdir()
@@ -153,7 +153,7 @@ def test_a_folder_with_nothing_but_the_archive_is_read_as_the_archive(archive):
     above = prepare(path=str(archive.parent), tokenizer="words", max_length=16)
     assert above.fingerprint == own.fingerprint
     (archive.parent / "a.txt").write_text("a text")
-    assert wikitext.found(str(archive.parent)) is None
+    assert wikitext.read(str(archive.parent)) is None
 
 
 def test_a_damaged_archive_is_one_line(archive):
@@ -166,7 +166,7 @@ def test_a_damaged_archive_is_one_line(archive):
     for place in range(0, len(whole), 100):
         archive.write_bytes(whole[:place] + bytes(40) + whole[place + 40 :])
         with pytest.raises(ValueError, match=r"^--data.path: expected an archive of W"):
-            wikitext.found(str(archive))
+            wikitext.read(str(archive))
 
 
 def test_archives_that_are_not_whole(tmp_path):

@@ -143,12 +143,12 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
     )
     for split in dataset.splits:
         lengths, labels = dataset.lengths(split), dataset.labels(split)
-        given = labels[labels >= 0]  # Rows with fewer targets are padded with -1.
-        if not given.size:  # Every token of a text is a target.
+        labels = labels[labels >= 0]  # Rows with fewer targets are padded with -1.
+        if not labels.size:  # Every token of a text is a target.
             rows = "1 row" if len(lengths) == 1 else f"{len(lengths):,} rows"
             print(f"{split}: {rows} of {lengths.max()}")
             continue
-        counts = np.bincount(given, minlength=dataset.num_classes)
+        counts = np.bincount(labels, minlength=dataset.num_classes)
         words = dataset.classes or range(len(counts))
         shown = [f"{words[i]}: {n:,}" for i, n in enumerate(counts.tolist()) if n]
         more = f" and {len(shown) - _LABELS} more" if len(shown) > _LABELS else ""

@@ -98,12 +98,12 @@ def check(archive: Archive, file: pathlib.Path) -> None:
     """
     if archive.sha256 is None or file.stat().st_size != archive.size:
         return
-    found = sha256(file)
-    if found != archive.sha256:
+    digest = sha256(file)
+    if digest != archive.sha256:
         raise expected(
             str(file),
             f"sha256 {archive.sha256}",
-            f"{found}: damaged or altered. Delete it, and get {archive.describe()} "
+            f"{digest}: damaged or altered. Delete it, and get {archive.describe()} "
             "again",
         )
 
@@ -175,14 +175,14 @@ def _members(
 
 
 def extract(
-    archive: Archive, file: pathlib.Path, wanted: dict[str, str], folder: pathlib.Path
+    archive: Archive, file: pathlib.Path, members: dict[str, str], folder: pathlib.Path
 ) -> None:
     """Unpacks some members into a folder, which appears once all of them are there.
 
     Args:
       archive: what the file is, for messages.
       file: the archive.
-      wanted: from the end of a member's name to the name of its file in ``folder``.
+      members: from the end of a member's name to the name of its file in ``folder``.
       folder: must not exist yet.
 
     Raises:
@@ -192,7 +192,7 @@ def extract(
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    missing = dict(wanted)
+    missing = dict(members)
     try:
         with opened(archive, file) as contents:
             for name, content in contents:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data import buckets as bucketing
-from lra_jax.data.checks import check_integer
 from lra_jax.errors import expected
 
 
@@ -45,9 +44,6 @@ class BatchPlan:
       batch_size: examples per batch.
       seed: fixes the order.
       num_steps: batches in the run. Batch i does not depend on it.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -59,14 +55,7 @@ class BatchPlan:
         seed: int,
         num_steps: int,
     ):
-        lengths = np.asarray(lengths)
-        if lengths.ndim != 1 or not lengths.size:
-            raise expected("lengths", "[n] with n > 0", list(lengths.shape))
-        check_integer("batch_size", batch_size, 1)
-        check_integer("seed", seed, 0)
-        check_integer("num_steps", num_steps, 1)
-        longest = int(lengths.max())
-        self._buckets = bucketing.resolve_buckets(buckets, lengths, longest, longest)
+        self._buckets = tuple(buckets)
         self._batch_size = batch_size
         self._seed = seed
         self._num_steps = num_steps

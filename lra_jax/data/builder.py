@@ -269,7 +269,7 @@ def _opened(
 
 def _read_fingerprint(dataset: SequenceDataset) -> str:
     """The fingerprint of the examples and labels on disk."""
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for split in dataset.splits:
         columns = zip(
             dataset.lengths(split).tolist(),
@@ -283,17 +283,17 @@ def _read_fingerprint(dataset: SequenceDataset) -> str:
                 raise ValueError("lengths of other examples")
             if label != record["label"]:
                 raise ValueError("labels of other examples")
-            _add_example(found, split, label, arrays)
-    return found.hexdigest()
+            _add_example(digest, split, label, arrays)
+    return digest.hexdigest()
 
 
 def _add_example(
-    found: "hashlib.blake2b", split: str, label: int, arrays: Iterable[np.ndarray]
+    digest: "hashlib.blake2b", split: str, label: int, arrays: Iterable[np.ndarray]
 ) -> None:
     """Adds an example to a fingerprint."""
-    found.update(f"{split} {label}".encode())
+    digest.update(f"{split} {label}".encode())
     for array in arrays:
-        found.update(f" {len(array)} ".encode() + array.tobytes())
+        digest.update(f" {len(array)} ".encode() + array.tobytes())
 
 
 def _write(builder: SequenceBuilder, path: pathlib.Path):

@@ -34,11 +34,11 @@ def existing(path: str | os.PathLike) -> pathlib.Path:
     """The absolute path; raises ValueError if it is empty or does not exist."""
     if not str(path):  # Would be the current folder.
         raise expected("--data.path", "a file or a folder", "''")
-    found = expand_home(path, "--data.path").absolute()
-    if not found.exists():
-        got = f"{found}, which does not exist"
+    place = expand_home(path, "--data.path").absolute()
+    if not place.exists():
+        got = f"{place}, which does not exist"
         raise expected("--data.path", "a file or a folder", got)
-    return found
+    return place
 
 
 def digest(files: Iterable[pathlib.Path]) -> str:

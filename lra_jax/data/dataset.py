@@ -116,8 +116,8 @@ class SequenceDataset:
             return (
                 f"label {int(labels) if self.classes is None else self.classes[labels]}"
             )
-        given = zip(positions[index].tolist(), labels.tolist(), strict=True)
-        pairs = (f"{place}: {label}" for place, label in given if label >= 0)
+        targets = zip(positions[index].tolist(), labels.tolist(), strict=True)
+        pairs = (f"{place}: {label}" for place, label in targets if label >= 0)
         return f"labels at positions {', '.join(pairs)}"
 
     def source(self, split: str) -> Source:

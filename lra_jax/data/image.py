@@ -123,17 +123,17 @@ def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             file.name: _parse(file, read_bytes(file, _MOST_IMAGES * _RECORD))
             for file in _files(path)
         }
-    found = {}
+    parts = {}
     with archives.opened(ARCHIVE, path) as contents:
         for member, content in contents:
             folder, _, name = member.rpartition("/")
             if folder == _FOLDER and name in _NAMES:
                 data = content.read(_MOST_IMAGES * _RECORD + 1)
-                found[name] = _parse(f"{path}: {member}", data)
-    missing = [name for name in _NAMES if name not in found]
+                parts[name] = _parse(f"{path}: {member}", data)
+    missing = [name for name in _NAMES if name not in parts]
     if missing:
         raise expected(str(path), f"{_FOLDER}/{', '.join(missing)}", "none")
-    return found
+    return parts
 
 
 def _parse(place: object, data: bytes) -> tuple[np.ndarray, np.ndarray]:

@@ -256,7 +256,7 @@ def _drop_repeated(trees: Trees, seen: set[bytes], count: int) -> Trees:
     return Trees(tokens, trees.lengths[kept], trees.labels[kept])
 
 
-def _check_progress(grammar, count, found, chunks, stalled):
+def _check_progress(grammar, count, distinct, chunks, stalled):
     """Gives up on settings for which generation would never finish."""
     allowed = _MAX_ATTEMPTS_WITHOUT_NEW_TREE + _MAX_ATTEMPTS_PER_TREE * count
     if (
@@ -267,6 +267,6 @@ def _check_progress(grammar, count, found, chunks, stalled):
     raise expected(
         "num_train + num_valid + num_test",
         f"at most as many distinct trees as {grammar} gives in reasonable time",
-        f"{count}, of which {chunks * CHUNK_ATTEMPTS} attempts found {found}; widen "
+        f"{count}, of which {chunks * CHUNK_ATTEMPTS} attempts found {distinct}; widen "
         "min_length..max_length, or ask for fewer",
     )

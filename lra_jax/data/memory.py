@@ -125,8 +125,8 @@ class MemoryDataset(SequenceDataset):
         self.token_dtype = np.min_scalar_type(vocab_size - 1)
         kinds = (self.token_dtype, np.int32, np.int32, np.min_scalar_type(-num_classes))
         self._examples = {
-            split: Examples(*(x.astype(k) for x, k in zip(given, kinds, strict=True)))
-            for split, given in splits.items()
+            split: Examples(*(x.astype(k) for x, k in zip(arrays, kinds, strict=True)))
+            for split, arrays in splits.items()
         }
         self._lengths = {split: x.lengths for split, x in self._examples.items()}
         self._labels = {split: x.labels for split, x in self._examples.items()}

@@ -168,18 +168,18 @@ class Field:
         places = self._rng.integers(size, size=(len(ids), _PLACES_DRAWN, 2))
         free = self._free(ids, places, kinds)
         places = places[np.arange(len(ids)), free.argmax(axis=1)]
-        found = np.asarray(free.any(axis=1))
+        has_room = np.asarray(free.any(axis=1))
         everywhere = np.stack(np.divmod(np.arange(size * size), size), axis=1)
         possible = self._tables.possible[kinds]
-        for row in np.flatnonzero(possible & ~found):
+        for row in np.flatnonzero(possible & ~has_room):
             free = self._free(ids[[row]], everywhere[None], kinds[[row]])
             choices = np.flatnonzero(free[0])
             if choices.size:
                 places[row] = everywhere[self._rng.choice(choices)]
-                found[row] = True
-        found &= possible & self._inside(places, kinds)
-        self._begin(snakes, ids[found], places[found], kinds[found])
-        return ids[found]
+                has_room[row] = True
+        has_room &= possible & self._inside(places, kinds)
+        self._begin(snakes, ids[has_room], places[has_room], kinds[has_room])
+        return ids[has_room]
 
     def extend(self, snakes: Snakes, ids: np.ndarray, dash: np.ndarray) -> np.ndarray:
         """Adds a dash to snakes; returns the rows of `ids` that had room for one.

@@ -114,16 +114,16 @@ def train_iterator(
 
     rows = _shard_rows(batch_size, shard)
     lengths = bucket_lengths(dataset, buckets)
-    own = _example_lengths(dataset, "train")
+    train_lengths = _example_lengths(dataset, "train")
     check_integer("num_steps", num_steps, 1)
     if groups:
-        stages = choose_groups(groups, len(own), num_steps)
+        stages = choose_groups(groups, len(train_lengths), num_steps)
     else:
         parsed = Curriculum.parse(curriculum, num_steps)
-        stages = parsed.choose(own, batch_size, num_steps)
+        stages = parsed.choose(train_lengths, batch_size, num_steps)
     plan = StagedPlan(
         stages,
-        own,
+        train_lengths,
         buckets=lengths[-1:] if packing else lengths,
         batch_size=batch_size,
         seed=seed,
@@ -288,7 +288,7 @@ class _Reader:
             return whole_rows
         records = self._source.__getitems__(batch.ids.tolist())
         width = min(batch.length, limit or batch.length)
-        found = {}
+        arrays = {}
         for name in self._sequences:
             tokens = np.zeros((len(records), width), self._dtype)
             lengths = np.zeros(len(records), np.int32)
@@ -298,11 +298,11 @@ class _Reader:
                     whole = augment(whole, draws[row])
                 lengths[row] = min(len(whole), width)
                 tokens[row, : lengths[row]] = whole[:width]
-            found[name] = tokens
-            found[name.replace("tokens", "lengths", 1)] = lengths
+            arrays[name] = tokens
+            arrays[name.replace("tokens", "lengths", 1)] = lengths
         if self._positions is not None:
-            found["positions"] = self._positions[batch.ids]
-        return found | {"labels": self._labels[batch.ids].astype(np.int32)}
+            arrays["positions"] = self._positions[batch.ids]
+        return arrays | {"labels": self._labels[batch.ids].astype(np.int32)}
 
 
 def _example_lengths(dataset: SequenceDataset, split: str) -> np.ndarray:

@@ -143,6 +143,6 @@ def _unpacked(path: pathlib.Path, root: pathlib.Path) -> dict[str, pathlib.Path]
     downloads.mkdir(parents=True, exist_ok=True)
     with locked(downloads / f".{folder.name}.lock"):
         if not folder.is_dir():
-            wanted = {f"tsv_data/{name}": name for name in FILES.values()}
-            archives.extract(ARCHIVE, path, wanted, folder)
+            members = {f"tsv_data/{name}": name for name in FILES.values()}
+            archives.extract(ARCHIVE, path, members, folder)
     return {split: folder / name for split, name in FILES.items()}

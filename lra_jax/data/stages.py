@@ -131,9 +131,6 @@ class StagedPlan:
     Args:
       stages: see `Curriculum.choose`.
       lengths, buckets, batch_size, seed: as of a `BatchPlan`.
-
-    Raises:
-      ValueError: an argument is out of range.
     """
 
     def __init__(

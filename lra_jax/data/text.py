@@ -168,8 +168,8 @@ def _read(path: pathlib.Path, max_length: int) -> Reviews:
                 if member.startswith(f"{_FOLDER}/"):
                     name = member.removeprefix(f"{_FOLDER}/")
                     _keep(reviews, path, name, content.read, max_length)
-    own = any(split == "valid" for split, _ in reviews)
-    for split in SPLITS if own else ("train", "test"):
+    has_valid = any(split == "valid" for split, _ in reviews)
+    for split in SPLITS if has_valid else ("train", "test"):
         for label in LABELS:
             if (split, label) not in reviews:
                 raise expected(str(path), f"reviews in {split}/{label}", "none")

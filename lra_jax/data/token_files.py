@@ -44,19 +44,19 @@ def find(root: pathlib.Path, suffixes: tuple[str, ...]) -> dict[str, SplitFiles]
     """
     if not (root / "input").is_dir() or not (root / "label").is_dir():
         return None
-    found = {
+    layout = {
         split: SplitFiles(
             tuple(root / "input" / f"{split}{suffix}" for suffix in suffixes),
             root / "label" / f"{split}.label",
         )
         for split in SPLITS
     }
-    missing = [file for file in listed(found) if not file.is_file()]
+    missing = [file for file in listed(layout) if not file.is_file()]
     if missing:
         names = ", ".join(str(file.relative_to(root)) for file in missing)
         wanted = "a file of sequences and one of labels for each split"
         raise expected(str(root), wanted, f"no {names}")
-    return found
+    return layout
 
 
 def listed(layout: Mapping[str, SplitFiles]) -> list[pathlib.Path]:

@@ -112,23 +112,6 @@ def test_range(lengths):
     assert len(list(planned)) == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_size": 0}, "batch_size: expected an integer of at least 1"),
-        ({"batch_size": 8.0}, "batch_size: expected an integer"),
-        ({"num_steps": 0}, "num_steps: expected an integer of at least 1"),
-        ({"seed": -1}, "seed: expected an integer of at least 0"),
-        ({"buckets": (10, 20)}, "reach the longest"),
-        ({"lengths": np.zeros((0,))}, r"lengths: expected \[n\]"),
-        ({"lengths": np.zeros((3, 2))}, r"lengths: expected \[n\]"),
-    ],
-)
-def test_wrong_arguments(lengths, changes, message):
-    with pytest.raises(ValueError, match=message):
-        plan(**{"lengths": lengths} | changes)
-
-
 @pytest.mark.parametrize("batch_size", [1, 7, 8, 300])
 def test_evaluation_holds_every_example_once(lengths, batch_size):
     planned = batches.plan_evaluation(lengths, buckets=BUCKETS, batch_size=batch_size)

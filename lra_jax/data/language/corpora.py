@@ -106,13 +106,13 @@ def folders(
 
 def _listed(root: Path, pattern: str, leave_out: Iterable[str] = ()) -> list[Path]:
     """The files below a folder, except hidden ones, sorted by name."""
-    found = [
+    files = [
         folder / name
         for folder, names in folders(root, leave_out)
         for name in names
         if PurePath(name).match(pattern)
     ]
-    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+    return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
 def _by_file(name: str, root: Path, files: Sequence[Path]) -> Corpus:
@@ -142,16 +142,16 @@ def _divided(texts: Mapping[str, bytes]) -> dict[str, list[bytes]]:
             place = places[len(chosen)]
             chosen[place] = split
             size += len(texts[place])
-    found: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+    documents: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     for place, text in texts.items():
-        found[chosen.get(place, "train")].append(text)
-    shares = {split: sum(map(len, found[split])) / total for split in SPLITS[1:]}
+        documents[chosen.get(place, "train")].append(text)
+    shares = {split: sum(map(len, documents[split])) / total for split in SPLITS[1:]}
     if max(shares.values()) > _LARGE_SHARE:
         words = " and ".join(f"{100 * x:.0f} % for {n}" for n, x in shares.items())
         _logger.warning(
             "each file is in one split, which leaves %s: use smaller files", words
         )
-    return found
+    return documents
 
 
 def _in_three(text: bytes) -> tuple[bytes, bytes, bytes]:

@@ -84,8 +84,8 @@ class LabelledDataset(SequenceDataset):
         end = np.array([vocabulary.end])
 
         def tokens(text: bytes) -> np.ndarray:
-            found = vocabulary.encode(text)[:max_length]
-            return (found if len(found) else end).astype(self.token_dtype)
+            encoded = vocabulary.encode(text)[:max_length]
+            return (encoded if len(encoded) else end).astype(self.token_dtype)
 
         self._tokens = {s: list(map(tokens, x.texts)) for s, x in splits.items()}
         self._lengths = {
@@ -95,10 +95,10 @@ class LabelledDataset(SequenceDataset):
         ids = {name: index for index, name in enumerate(names)}
         self._labels = {
             split: np.array(
-                [ids[label] for label in given.labels],
+                [ids[label] for label in texts.labels],
                 np.int32,
             )
-            for split, given in splits.items()
+            for split, texts in splits.items()
         }
         digest = hashlib.blake2b(f"{max_length}".encode(), digest_size=16)
         if self.classes is not None:
@@ -171,8 +171,8 @@ def prepare(
 def _check_labels(root: Path, splits: dict[str, Texts]) -> None:
     """Refuses a label that is not among those of the training texts."""
     taught = sorted(set(splits["train"].labels))
-    for split, given in splits.items():
-        for line, label in enumerate(given.labels, 2):
+    for split, texts in splits.items():
+        for line, label in enumerate(texts.labels, 2):
             place = f"--data.path: {root / split}.tsv, line {line}: label"
             known(place, label, taught)
 
@@ -286,7 +286,7 @@ def _read(file: Path) -> Texts:
         got = f"{checks.shortened(lines[0]) if lines else 'none'} in {file}"
         raise expected("--data.path", wanted, got)
     place = {name: columns.index(name) for name in ("text", "label")}
-    found = Texts([], [])
+    table = Texts([], [])
     for number, line in enumerate(lines[1:], 2):
         cells = line.split("\t")
         if len(cells) == len(columns):
@@ -295,12 +295,12 @@ def _read(file: Path) -> Texts:
             wanted = f"{len(columns)} columns with text and label"
             got = f"{checks.shortened(line)} in line {number} of {file}"
             raise expected("--data.path", wanted, got)
-        found.texts.append(cells[place["text"]].encode())
-        found.labels.append(cells[place["label"]])
-    if not found.texts:
+        table.texts.append(cells[place["text"]].encode())
+        table.labels.append(cells[place["label"]])
+    if not table.texts:
         raise expected("--data.path", "texts after the first line", f"none in {file}")
-    _check_single(file, found.labels)
-    cells = [*found.texts, *(label.encode() for label in found.labels)]
+    _check_single(file, table.labels)
+    cells = [*table.texts, *(label.encode() for label in table.labels)]
     quoted = sum(_QUOTED.fullmatch(cell) is not None for cell in cells)
     if quoted:
         _logger.warning(
@@ -308,4 +308,4 @@ def _read(file: Path) -> Texts:
             "write tables without quoting",
             *(file, quoted),
         )
-    return found
+    return table

@@ -31,7 +31,7 @@ def prepare(
     Raises:
       ValueError: the files are missing, empty, not text, or shorter than a row.
     """
-    official = None if path is None else wikitext.found(path)
+    official = None if path is None else wikitext.read(path)
     of_folder = False
     if path is not None and official is None:
         of_folder = checks.existing(path).is_dir()
@@ -46,8 +46,8 @@ def prepare(
     try:
         vocabulary = vocabularies.make(tokenizer, vocab_size, texts["train"])
         encoded = {
-            split: [vocabulary.encode(text) for text in own]
-            for split, own in texts.items()
+            split: [vocabulary.encode(text) for text in parts]
+            for split, parts in texts.items()
         }
     except InputError as error:
         if error.name != "text":
@@ -55,8 +55,8 @@ def prepare(
         raise renamed(error, "path") from error
     dtype = np.min_scalar_type(vocabulary.size - 1)
     streams = {
-        split: make_stream(encoded[split], vocabulary.end, sum(map(len, own)), dtype)
-        for split, own in texts.items()
+        split: make_stream(encoded[split], vocabulary.end, sum(map(len, parts)), dtype)
+        for split, parts in texts.items()
     }
     return TextDataset(
         corpus.name,

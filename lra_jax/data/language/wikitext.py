@@ -30,7 +30,7 @@ _MOST_BYTES, _MOST_RATIO = 64 << 20, 20
 _TITLE = re.compile(rb"^ \r?\n(?= = [^=\n]+ = \r?\n)", re.MULTILINE)
 
 
-def found(path: str) -> Corpus | None:
+def read(path: str) -> Corpus | None:
     """The articles of WikiText; None if a path holds something else.
 
     Args:
@@ -65,22 +65,24 @@ def _place(root: Path) -> Path:
     Raises:
       ValueError: there are other texts too, or WikiText twice.
     """
-    found, archives, others = [], [], []
+    places, archives, others = [], [], []
     for folder, names in corpora.folders(root):
-        if any(one in folder.parents for one in found):
+        if any(one in folder.parents for one in places):
             continue
         if _files(names) is not None:
-            found.append(folder)
+            places.append(folder)
             continue
         for name in names:
             (archives if name.endswith(".zip") else others).append(folder / name)
-    if not found:
+    if not places:
         return archives[0] if len(archives) == 1 and not others else root
-    if len(found) > 1 or others:
-        beside = [*map(str, found[1:]), *(file.name for file in others)]
+    if len(places) > 1 or others:
+        beside = [*map(str, places[1:]), *(file.name for file in others)]
         got = f"{root}, which also has {', '.join(sorted(beside)[:3])}"
-        raise expected("--data.path", f"one folder of texts, such as {min(found)}", got)
-    return found[0]
+        raise expected(
+            "--data.path", f"one folder of texts, such as {min(places)}", got
+        )
+    return places[0]
 
 
 def _files(names: Container[str]) -> dict[str, str] | None:

@@ -28,10 +28,12 @@ class Motifs:
     """
 
     def __init__(self, alphabet: range, most: int):
-        found = [list(itertools.permutations(alphabet, n)) for n in range(1, most + 1)]
-        self._ends = np.cumsum([len(motifs) for motifs in found])
-        self.sizes = np.repeat(np.arange(1, most + 1), list(map(len, found)))
-        every = itertools.chain.from_iterable(found)
+        sizes = range(1, most + 1)
+        motifs = [list(itertools.permutations(alphabet, size)) for size in sizes]
+        counts = list(map(len, motifs))
+        self._ends = np.cumsum(counts)
+        self.sizes = np.repeat(sizes, counts)
+        every = itertools.chain.from_iterable(motifs)
         self.tokens = np.array([motif + (0,) * (most - len(motif)) for motif in every])
 
     def draw(
@@ -124,8 +126,8 @@ class _Book:
         place = self._size[row]
         self._keys[row, place], self._values[row, place] = key[~again], new[~again]
         self._size[row] += 1
-        found = (self._keys[where] == key[:, None]).argmax(1)
-        return self._values[where, found], again
+        column = (self._keys[where] == key[:, None]).argmax(1)
+        return self._values[where, column], again
 
 
 def _to_the_right(
