@@ -9,45 +9,46 @@ if __name__ == "__main__":
 
     signals.watch()
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from lra_jax import cli, progress, runs, signals
-from lra_jax.errors import did_you_mean, expected, known, writable
+import tyro
+
+from lra_jax import cli, progress, signals
+from lra_jax.errors import expected, known, writable
 
 _PAGES = ("html", "md")
-_HELP = """usage: python -m lra_jax.report RUNS ... [--out=FOLDER] [--format=NAME,...]
 
-Makes a page of finished runs, together with published results.
 
-  RUNS ...      folders with run directories, at any depth
-  --out=FOLDER  where report.html, report.md and their pictures go (report)
-  --format=...  any of html, md, latex, csv, json (html,md); the last three have one row
-                per setting, with the mean accuracy over seeds"""
+@dataclasses.dataclass(frozen=True)
+class ReportConfig:
+    """The runs of a report, and its files."""
+
+    runs: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUNS ...")
+    ] = ()
+    """Folders with run directories, at any depth."""
+    out: str = "report"
+    """Folder for report.html, report.md and their pictures."""
+    format: str = ",".join(_PAGES)
+    """Any of html, md, latex, csv and json, separated by commas; the last three have
+    one row per setting, with the mean accuracy over seeds."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line; exit code 2 if there is nothing to report."""
-    args = cli.arguments(args)
-    if "--help" in args or "-h" in args:
-        print(_HELP)
-        return
+    description = "Makes a page of finished runs, together with published results."
+    prog = "python -m lra_jax.report"
+    config = cli.parse(ReportConfig, prog, description, cli.arguments(args))
     with cli.user_errors():
-        out, rest = runs.take_flag(args, "out")
-        names, rest = runs.take_flag(rest, "format")
-        for argument in rest:
-            if argument.startswith("-"):
-                flag = argument.partition("=")[0]
-                hint = did_you_mean(flag, ["--out", "--format"])
-                raise expected(flag, "a flag", f"an unknown one{hint}")
-        if not rest:
+        if not config.runs:
             raise expected("RUNS", "at least one folder of runs", "none")
-        names = names or ",".join(_PAGES)
-        progress.say(f"reading the runs in {', '.join(rest)} ...")
-        formats = [name.strip() for name in names.split(",")]
-        problems = write_report(rest, out or "report", formats)
+        progress.say(f"reading the runs in {', '.join(config.runs)} ...")
+        formats = [name.strip() for name in config.format.split(",")]
+        problems = write_report(config.runs, config.out, formats)
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
 

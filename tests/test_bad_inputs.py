@@ -197,9 +197,9 @@ report nope ~ RUNS: expected a folder of runs, got nope
 report /dev/null ~ got /dev/null, a file
 report . ~ RUNS: expected run directories
 report . nope ~ RUNS: expected run directories
-report . -o ~ -o: expected a flag
-report . --out ~ --out: expected a value
-report . --ouf=x ~ did you mean '--out'?
+report . -o ~ Unrecognized options: -o
+report . --out ~ '--out'
+report . --outs=x ~ did you mean '--out'?
 benchmark --attention= ~ --attention: expected
 benchmark --attention=nope ~ --attention: expected one of
 benchmark --attention=nope:f ~ --attention: expected an importable module before

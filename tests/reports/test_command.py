@@ -38,8 +38,8 @@ def test_the_page_shows_all(
         ("broken", "config.json: expected JSON"),
         ("--out=x", "RUNS: expected at least one folder of runs, got none"),
         ("nope nope", "RUNS: expected a folder of runs, got nope, which does not"),
-        ("empty --ouf=x", "--ouf: expected a flag, got an unknown one; did you"),
-        ("empty --out", "--out: expected a value"),
+        ("empty --outs=x", "--outs: expected a flag, got an unknown one; did you"),
+        ("empty --out", "--out"),
         ("only --format=htm", "--format: expected one of html, md,"),
         ("fine --out=file", "--out: expected a folder that can be written, got"),
         (
