@@ -202,7 +202,7 @@ def _run_block(
     rows: dict[str, Any] = {"mask": mask, "segment_ids": segment_ids}
 
     def normed(norm: Any, x: jax.Array, *, after: bool) -> jax.Array:
-        return block.normed(norm, x, after=after, **rows) if variant.norm else x
+        return block.apply_norm(norm, x, after=after, **rows) if variant.norm else x
 
     inner = normed(block.attention_norm, x, after=False)
     branch, memory = block.attention.attend(

@@ -68,10 +68,10 @@ class AdaptiveEmbed(nnx.Module):
         out: Any = jnp.where(known, 0.0, jnp.nan)[:, :, None]
         parts = zip(self.bounds, self.tables, self.matrices, strict=True)
         for (start, stop), table, matrix in parts:
-            own = (tokens >= start) & (tokens < stop)
-            place = jnp.where(own, tokens - start, 0)
+            inside = (tokens >= start) & (tokens < stop)
+            place = jnp.where(inside, tokens - start, 0)
             vectors = table[...][place] @ matrix[...]
-            out = out + jnp.where(own[:, :, None], vectors, 0.0)
+            out = out + jnp.where(inside[:, :, None], vectors, 0.0)
         return out if self.dtype is None else out.astype(self.dtype)
 
     def log_probabilities(self, x: jax.Array) -> jax.Array:

@@ -69,9 +69,9 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
         shape or dtype, which includes 64 bits that jax would not keep.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    found = read_arrays(file)
+    arrays = read_arrays(file)
     names = _names(leaves)
-    left = sorted(found.keys() - set(names))
+    left = sorted(arrays.keys() - set(names))
     if left:
         raise expected(
             str(file), f"the arrays {', '.join(names)}", f"{left[0]} as well"
@@ -79,16 +79,16 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
     stored = _stored_dtypes(file)
     for name, (_, leaf) in zip(names, leaves, strict=True):
         # A number is not an array, but `save_arrays` takes it as one.
-        own = leaf if hasattr(leaf, "dtype") else _whole(name, leaf)
-        wanted = f"{name} of {own.dtype}{list(own.shape)}"
-        if name not in found:
+        like_leaf = leaf if hasattr(leaf, "dtype") else _whole(name, leaf)
+        wanted = f"{name} of {like_leaf.dtype}{list(like_leaf.shape)}"
+        if name not in arrays:
             raise expected(str(file), wanted, "none")
-        array = found[name]
+        array = arrays[name]
         if stored[name].endswith("64") and array.dtype.itemsize < 8:
             raise expected(str(file), wanted, f"{stored[name]}; set jax_enable_x64")
-        if (array.shape, array.dtype) != (tuple(own.shape), own.dtype):
+        if (array.shape, array.dtype) != (tuple(like_leaf.shape), like_leaf.dtype):
             raise expected(str(file), wanted, f"{array.dtype}{list(array.shape)}")
-    return jax.tree.unflatten(structure, [found[name] for name in names])
+    return jax.tree.unflatten(structure, [arrays[name] for name in names])
 
 
 def _stored_dtypes(file: str | os.PathLike[str]) -> dict[str, str]:
@@ -130,8 +130,8 @@ def _whole(name: str, leaf: Any) -> jax.Array:
     try:
         array = jax.numpy.asarray(leaf)
     except (TypeError, ValueError) as error:
-        own = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
-        raise expected("tree", "arrays", f"{name}, {a_thing(leaf)}{own}") from error
+        dtype = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
+        raise expected("tree", "arrays", f"{name}, {a_thing(leaf)}{dtype}") from error
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         got = f"{name} of {array.dtype}: save its jax.random.key_data"
         raise expected("tree", "arrays of numbers", got)

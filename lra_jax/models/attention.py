@@ -14,10 +14,10 @@ from lra_jax.attention.inputs import check_shape, layout, match_heads
 from lra_jax.attention.masking import checked
 from lra_jax.errors import a_thing, expected
 from lra_jax.models import stream
-from lra_jax.models.config import AttentionConfig, configured
+from lra_jax.models.config import AttentionConfig, make_config
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
-from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, rotated
+from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, rotate
 from lra_jax.models.options import named
 from lra_jax.models.short_conv import ShortConv
 from lra_jax.models.stream import LayerState
@@ -73,7 +73,7 @@ class MultiHeadAttention(nnx.Module):
     ):
         sizes = {"num_heads": num_heads, "in_features": in_features}
         settings |= {name: size for name, size in sizes.items() if size is not None}
-        config = configured(AttentionConfig, config, settings)
+        config = make_config(AttentionConfig, config, settings)
         self.config = config
         self.mechanism = config.mechanism
         self.num_heads, self.head_dim, self.value_dim = config.widths
@@ -211,7 +211,7 @@ class MultiHeadAttention(nnx.Module):
         if self.config.rotary:
             # From each document's start: not every mechanism sees only differences.
             places = None if rows is None else rows.position
-            query, key = rotated(query, places), rotated(key, places)
+            query, key = rotate(query, places), rotate(key, places)
         return query, key, value
 
     def _masks(

@@ -461,7 +461,7 @@ class EncoderConfig(EncoderSettings, SharedConfig):
 _ALIASES = {"attention": "mechanism"}
 
 
-def configured(
+def make_config(
     kind: type[Config], config: Config | None, settings: Mapping[str, Any]
 ) -> Config:
     """``kind(**settings)``, or the given config with these settings changed.

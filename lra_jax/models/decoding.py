@@ -20,7 +20,7 @@ from lra_jax.attention.masking import checked
 from lra_jax.errors import expected
 from lra_jax.models import stream
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.encoder import TransformerEncoder, normalised
+from lra_jax.models.encoder import TransformerEncoder, normalise
 from lra_jax.models.inputs import embed_inputs, known_values, position_rows
 from lra_jax.models.language import CausalLM
 from lra_jax.models.layers import rows_at
@@ -101,7 +101,7 @@ def prefill(
         if isinstance(block.mlp, MultiHeadAttention):
             mlp = functools.partial(attend, block.mlp)
         x = block.add_branches(x, functools.partial(attend, block.attention), mlp)
-    last = rows_at(normalised(encoder.norm, x), counts[:, None] - 1)[:, 0]
+    last = rows_at(normalise(encoder.norm, x), counts[:, None] - 1)[:, 0]
     position = (position + counts).astype(jnp.int32)
     return model.scored(last.astype(jnp.float32)), DecoderState(layers, position)
 

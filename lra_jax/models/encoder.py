@@ -13,7 +13,7 @@ from lra_jax.attention.masking import checked
 from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import BatchNorm
-from lra_jax.models.config import EncoderConfig, configured
+from lra_jax.models.config import EncoderConfig, make_config
 from lra_jax.models.inputs import (
     embed_inputs,
     make_inputs,
@@ -27,7 +27,7 @@ from lra_jax.models.mlp import Mlp
 from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.patches import any_real
 from lra_jax.models.product_keys import ProductKeyMemory
-from lra_jax.models.remat import recomputed
+from lra_jax.models.remat import recompute
 from lra_jax.models.settings import Norm
 
 _NORMS = {"layer": LayerNorm, "instance": InstanceNorm, "batch": BatchNorm}
@@ -124,12 +124,12 @@ class EncoderBlock(nnx.Module):
         parts += [] if self.mlp is None else [(self.mlp_norm, transform)]
         training = rngs is not None
         for norm, branch in parts:
-            inner = self.normed(norm, x, after=False, training=training, **rows)
+            inner = self.apply_norm(norm, x, after=False, training=training, **rows)
             x = x + self.dropout(branch(inner), rngs)
-            x = self.normed(norm, x, after=True, training=training, **rows)
+            x = self.apply_norm(norm, x, after=True, training=training, **rows)
         return x
 
-    def normed(
+    def apply_norm(
         self,
         norm: LayerNorm | InstanceNorm | BatchNorm,
         x: jax.Array,
@@ -143,7 +143,7 @@ class EncoderBlock(nnx.Module):
         attention or MLP."""
         if after != self.post_norm:
             return x
-        return normalised(norm, x, mask, segment_ids, training)
+        return normalise(norm, x, mask, segment_ids, training)
 
     def transform(
         self,
@@ -192,7 +192,7 @@ class TransformerEncoder(nnx.Module):
         rngs: nnx.Rngs,
         **settings: Any,
     ):
-        config = configured(EncoderConfig, config, settings)
+        config = make_config(EncoderConfig, config, settings)
         self.config = config
         self.vocab_size = check_size("vocab_size", vocab_size)
         self.embed = make_inputs(config, vocab_size, rngs)
@@ -291,10 +291,10 @@ class TransformerEncoder(nnx.Module):
 
             # A capture keeps the blocks' intermediates, so nothing is recomputed.
             if self.config.remat and not is_captured(block):
-                x, memory = recomputed(call, rngs, x, memory)
+                x, memory = recompute(call, rngs, x, memory)
             else:
                 x, memory = call(rngs, x, memory)
-        return normalised(self.norm, x, mask, segment_ids, rngs is not None)
+        return normalise(self.norm, x, mask, segment_ids, rngs is not None)
 
     def _embed(
         self,
@@ -374,7 +374,7 @@ def _make_mlp(config: EncoderConfig, index: int, rngs: nnx.Rngs) -> nnx.Module |
     return Mlp(*sizes, gated=kind == "glu", activation=config.activation, **more)
 
 
-def normalised(
+def normalise(
     norm: LayerNorm | InstanceNorm | BatchNorm | None,
     x: jax.Array,
     mask: jax.Array | None = None,

@@ -189,7 +189,7 @@ def _draw(
     logits = logits - jnp.max(logits, -1, keepdims=True)
     least = jnp.asarray(jnp.finfo(logits.dtype).tiny, logits.dtype)
     divisor = jnp.maximum(temperature.astype(logits.dtype), least)
-    logits = restricted(logits / divisor, top_k, top_p)
+    logits = restrict(logits / divisor, top_k, top_p)
     step_key = jax.random.fold_in(key, index)
     samples = jnp.arange(len(logits))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(step_key, samples)
@@ -197,7 +197,7 @@ def _draw(
     return jnp.where(broken, _NO_NUMBER, tokens)
 
 
-def restricted(
+def restrict(
     logits: jax.Array, top_k: int | None = None, top_p: float | None = None
 ) -> jax.Array:
     """Logits `[B, V]`, set to minus infinity for tokens that must not be sampled.

@@ -44,8 +44,8 @@ def make_inputs(
         pixels = config.patch**2
         return Dense(pixels, config.embed_dim, dtype=config.dtype, rngs=rngs)
     if config.cutoffs:
-        own = {"cutoffs": config.cutoffs, "dtype": config.dtype}
-        return AdaptiveEmbed(vocab_size, config.embed_dim, **own, rngs=rngs)
+        more = {"cutoffs": config.cutoffs, "dtype": config.dtype}
+        return AdaptiveEmbed(vocab_size, config.embed_dim, **more, rngs=rngs)
     init = nnx.initializers.normal(config.embed_std)
     size = vocab_size, config.embed_dim
     return nnx.Embed(*size, embedding_init=init, dtype=config.dtype, rngs=rngs)

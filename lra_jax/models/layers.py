@@ -172,12 +172,12 @@ class Dropout(nnx.Module):
         """Applies dropout if ``rngs`` is given, else returns ``inputs`` unchanged."""
         if rngs is None or self.rate == 0:
             return inputs
-        keep = ~drawn(rngs.dropout(), self.rate, inputs.shape)
+        keep = ~draw_mask(rngs.dropout(), self.rate, inputs.shape)
         scale = jnp.asarray(1 / (1 - self.rate), inputs.dtype)
         return jnp.where(keep, inputs * scale, 0)
 
 
-def drawn(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
+def draw_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
     """True with probability ``rate``, for each element separately."""
     limit = np.uint32(min(round(rate * 2**32), 2**32 - 1))
     return random_uint32(key, shape) < limit
@@ -252,7 +252,7 @@ def sinusoidal_positions(length: int, features: int, dtype: Any) -> jax.Array:
     return jnp.asarray(np.concatenate([np.sin(angles), np.cos(angles)], 1), dtype)
 
 
-def rotated(
+def rotate(
     x: jax.Array, positions: jax.Array | None = None, max_length: int | None = None
 ) -> jax.Array:
     """`[B, T, N, H]`, each position rotated by its angles, in float32 or wider.

@@ -32,21 +32,21 @@ def split_options(
     """
     make = mechanism.make or mechanism.make_parameters
     layout = mechanism.make_layout
-    taken = set() if make is None else named(make) - SIZES
-    taken -= {"dtype", "rng_key", "rngs"}
+    parameters = set() if make is None else named(make) - SIZES
+    parameters -= {"dtype", "rng_key", "rngs"}
     widths = set() if layout is None else named(layout) - {"in_features"}
-    own = {name: v for name, v in options.items() if name in taken}
+    of_parameters = {name: v for name, v in options.items() if name in parameters}
     accepted = set()
     if mechanism.make is None:
         accepted = named(mechanism.attention) - set(OWN_KEYWORDS)
         accepted -= {gate.name for gate in mechanism.gates}
-    foreign = {name: v for name, v in options.items() if name in accepted}
-    options_known = accepted | taken | widths
+    of_function = {name: v for name, v in options.items() if name in accepted}
+    options_known = accepted | parameters | widths
     for name in options:
         if name not in options_known:
             offered = sorted(options_known - _NOT_OFFERED)
             known(f"option of attention {mechanism.name!r}", name, offered)
-    return own, foreign
+    return of_parameters, of_function
 
 
 def named(function: Callable[..., Any]) -> set[str]:

@@ -23,7 +23,7 @@ from lra_jax.attention.feature_maps import masked_softmax
 from lra_jax.attention.inputs import check_size
 from lra_jax.attention.masking import both, next_position
 from lra_jax.errors import expected, known
-from lra_jax.models.config import EncoderConfig, configured
+from lra_jax.models.config import EncoderConfig, make_config
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import known_values, length_mask
 from lra_jax.models.layers import Dense, rows_at
@@ -71,7 +71,7 @@ class PooledEncoder(nnx.Module):
         if asked and pooling != "cls":
             raise expected("cls_token", f"False with pooling={pooling!r}", asked)
         settings |= {"cls_token": pooling == "cls"}
-        config = configured(EncoderConfig, config, settings)
+        config = make_config(EncoderConfig, config, settings)
         reason = _why_constant(config, pooling, padding)
         if reason:
             raise expected("pooling", f"another value with {reason}", f"{pooling!r}")
@@ -133,15 +133,17 @@ class PooledEncoder(nnx.Module):
         encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
         encoded = encoded.astype(jnp.float32)
         if self.pooling == "mean":  # One product; separate means would copy the rows.
-            own = label.label[:, None] == jnp.arange(1, count + 1)[None, :, None]
-            weights = (own if mask is None else own & mask[:, None]).astype(jnp.float32)
+            inside = label.label[:, None] == jnp.arange(1, count + 1)[None, :, None]
+            weights = (inside if mask is None else inside & mask[:, None]).astype(
+                jnp.float32
+            )
             total = jnp.einsum("bkt,btd->bkd", weights, encoded, precision="highest")
             return total / jnp.maximum(weights.sum(-1), 1)[..., None]
 
         def one(number: jax.Array) -> jax.Array:
-            own = label.label == number
-            start = _row(encoded, jnp.argmax(own, 1))
-            return self._pooled(encoded, both(own, mask), start)
+            inside = label.label == number
+            start = _row(encoded, jnp.argmax(inside, 1))
+            return self._pooled(encoded, both(inside, mask), start)
 
         return jax.vmap(one, out_axes=1)(jnp.arange(1, count + 1))
 

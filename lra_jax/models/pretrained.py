@@ -296,10 +296,10 @@ def from_softmax(
     """
     rngs = nnx.Rngs(params=0) if rngs is None else rngs
     needed = {"query", "key", "value", "out"}
-    found = resolve(mechanism, "mechanism")
-    if not needed <= set(found.projections):
+    entry = resolve(mechanism, "mechanism")
+    if not needed <= set(entry.projections):
         wanted = "one with queries, keys, values and an output to project"
-        raise expected("mechanism", wanted, f"{found.name!r}")
+        raise expected("mechanism", wanted, f"{entry.name!r}")
     if not isinstance(source, str | os.PathLike):
         return _of_ours(source, mechanism, options, rngs)
     folder = Path(source).expanduser()
@@ -313,12 +313,12 @@ def from_softmax(
         )
     config = read_config(folder / "config.json")
     weights = _Noting(read_weights(*_weight_files(folder)))
-    given = _READERS[config.kind](weights, config)
+    arrays = _READERS[config.kind](weights, config)
     _check_layers(weights, config)
     model = PretrainedEncoder(
         config, mechanism, options=options, dropout=dropout, rngs=rngs
     )
-    fill(model, given, str(folder))
+    fill(model, arrays, str(folder))
     return model
 
 
@@ -334,7 +334,7 @@ def read_config(file: Path) -> PretrainedConfig:
         values = read_json(file, wanted)
         kind = known("model_type", values["model_type"], _READERS)
         if kind == "gpt2":
-            found = PretrainedConfig(
+            config = PretrainedConfig(
                 kind=kind,
                 vocab_size=values["vocab_size"],
                 max_length=values["n_positions"],
@@ -347,7 +347,7 @@ def read_config(file: Path) -> PretrainedConfig:
                 token_types=0,
             )
         else:
-            found = PretrainedConfig(
+            config = PretrainedConfig(
                 kind=kind,
                 vocab_size=values["vocab_size"],
                 max_length=values["max_position_embeddings"] - _UNUSED.get(kind, 0),
@@ -363,18 +363,18 @@ def read_config(file: Path) -> PretrainedConfig:
         raise expected(str(file), wanted, reason(error)) from error
     try:
         for name in ("vocab_size", "max_length", "num_layers", "embed_dim", "mlp_dim"):
-            check_size(name, getattr(found, name))
-        check_size("num_heads", found.num_heads)
-        check_size("token_types", found.token_types, 0)
-        check_eps(found.epsilon, "epsilon")
+            check_size(name, getattr(config, name))
+        check_size("num_heads", config.num_heads)
+        check_size("token_types", config.token_types, 0)
+        check_eps(config.epsilon, "epsilon")
     except ValueError as error:
         raise within(str(file), error) from error
-    known("activation", found.activation, _ACTIVATIONS)
+    known("activation", config.activation, _ACTIVATIONS)
     for name, plain in _PLAIN[kind].items():
-        given = values.get(name, plain)
-        if given != plain:
-            raise expected(str(file), f"{name}={plain!r}", f"{given!r}")
-    return found
+        value = values.get(name, plain)
+        if value != plain:
+            raise expected(str(file), f"{name}={plain!r}", f"{value!r}")
+    return config
 
 
 def read_weights(*files: Path) -> dict[str, np.ndarray]:
@@ -445,7 +445,7 @@ def bert_arrays(weights: Weights, num_layers: int) -> dict[str, np.ndarray]:
     Raises:
       ValueError: one is missing, or is not of floats.
     """
-    given = {
+    arrays = {
         "embed.embedding": _get(weights, "embeddings.word_embeddings.weight"),
         "positions": _get(weights, "embeddings.position_embeddings.weight"),
         "token_types": _get(weights, "embeddings.token_type_embeddings.weight"),
@@ -462,17 +462,17 @@ def bert_arrays(weights: Weights, num_layers: int) -> dict[str, np.ndarray]:
             "output.dense": "outer",
         }.items():
             matrix = _get(weights, f"{theirs}.{name}.weight")
-            given[f"{ours}.{place}.kernel"] = matrix.T
-            given[f"{ours}.{place}.bias"] = _get(weights, f"{theirs}.{name}.bias")
+            arrays[f"{ours}.{place}.kernel"] = matrix.T
+            arrays[f"{ours}.{place}.bias"] = _get(weights, f"{theirs}.{name}.bias")
         first, second = "attention.output.LayerNorm", "output.LayerNorm"
-        given |= _norm(weights, f"{theirs}.{first}", f"{ours}.attention_norm")
-        given |= _norm(weights, f"{theirs}.{second}", f"{ours}.mlp_norm")
-    return given
+        arrays |= _norm(weights, f"{theirs}.{first}", f"{ours}.attention_norm")
+        arrays |= _norm(weights, f"{theirs}.{second}", f"{ours}.mlp_norm")
+    return arrays
 
 
 def _gpt2(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
     """The same; matrices are `[in, out]`, with query, key and value merged."""
-    given = {
+    arrays = {
         "embed.embedding": _get(weights, "wte.weight"),
         "positions": _get(weights, "wpe.weight"),
         **_norm(weights, "ln_f", "norm"),
@@ -485,17 +485,17 @@ def _gpt2(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
             joined = _get(weights, f"{theirs}.attn.c_attn.{end}", *shapes[end])
             parts = np.split(joined, 3, axis=-1)
             for name, part in zip(("query", "key", "value"), parts, strict=True):
-                given[f"{ours}.attention.{name}.{array}"] = part
+                arrays[f"{ours}.attention.{name}.{array}"] = part
             for name, place in {
                 "attn.c_proj": "attention.out",
                 "mlp.c_fc": "inner",
                 "mlp.c_proj": "outer",
             }.items():
                 one = _get(weights, f"{theirs}.{name}.{end}")
-                given[f"{ours}.{place}.{array}"] = one
-        given |= _norm(weights, f"{theirs}.ln_1", f"{ours}.attention_norm")
-        given |= _norm(weights, f"{theirs}.ln_2", f"{ours}.mlp_norm")
-    return given
+                arrays[f"{ours}.{place}.{array}"] = one
+        arrays |= _norm(weights, f"{theirs}.ln_1", f"{ours}.attention_norm")
+        arrays |= _norm(weights, f"{theirs}.ln_2", f"{ours}.mlp_norm")
+    return arrays
 
 
 def _bert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
@@ -530,7 +530,7 @@ def _norm(weights: Weights, theirs: str, ours: str) -> dict[str, np.ndarray]:
 _COPIED = (nnx.Param, RunningMean)
 
 
-def fill(model: nnx.Module, given: Mapping[str, Any], source: str) -> None:
+def fill(model: nnx.Module, arrays: Mapping[str, Any], source: str) -> None:
     """Sets the parameters and running means of these names; the mechanism's own arrays
     are left unchanged.
 
@@ -538,7 +538,7 @@ def fill(model: nnx.Module, given: Mapping[str, Any], source: str) -> None:
       ValueError: an array is missing, left over, or has another shape; the message
         begins with ``source``.
     """
-    left = dict(given)
+    left = dict(arrays)
     for path, variable in nnx.to_flat_state(nnx.state(model, _COPIED)):
         name = ".".join(map(str, path))
         if name not in left:
@@ -575,7 +575,7 @@ def _of_ours(
         config, mechanism=mechanism, options=options, hybrid=()
     )
     new = type(model)(**settings, config=config, rngs=rngs)
-    arrays = nnx.to_flat_state(nnx.state(model, _COPIED))
-    given = {".".join(map(str, path)): array[...] for path, array in arrays}
-    fill(new, given, "source")
+    state = nnx.to_flat_state(nnx.state(model, _COPIED))
+    old = {".".join(map(str, path)): array[...] for path, array in state}
+    fill(new, old, "source")
     return new

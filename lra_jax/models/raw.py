@@ -119,11 +119,11 @@ def _with_vocabulary(raw: Raw) -> Callable[[Raw, str, Any], np.ndarray]:
         if not isinstance(example, str | bytes):
             return _ids(raw, name, example)
         try:
-            found = vocabulary.encode(_encoded(raw, name, example))
+            ids = vocabulary.encode(_encoded(raw, name, example))
         except ValueError as error:
             raise renamed(error, name) from error
         # As in training, an empty text is the end of one.
-        return found if len(found) else np.array([vocabulary.end], np.int32)
+        return ids if len(ids) else np.array([vocabulary.end], np.int32)
 
     return read
 

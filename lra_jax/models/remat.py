@@ -12,7 +12,7 @@ from jax.extend import core
 Result = TypeVar("Result")
 
 
-def recomputed(
+def recompute(
     call: Callable[..., Result], rngs: nnx.Rngs | None, *arrays: Any
 ) -> Result:
     """``call(rngs, *arrays)``, keeping only the arrays for the backward pass.

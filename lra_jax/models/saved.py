@@ -109,14 +109,14 @@ class Saved:
         widths = self._widths([max(map(len, row)) for row in rows])
         scores = [np.empty(0)] * len(rows)
         for width in sorted(set(widths)):
-            chosen = [index for index, own in enumerate(widths) if own == width]
+            chosen = [index for index, padded in enumerate(widths) if padded == width]
             size = min(batch_size, len(chosen))
             for first in range(0, len(chosen), size):
                 part = chosen[first : first + size]
                 filled = part + part[:1] * (size - len(part))
                 batch = _batch([rows[index] for index in filled], width)
-                found = np.asarray(self._logits(batch))
-                for index, row in zip(part, found, strict=False):
+                scored = np.asarray(self._logits(batch))
+                for index, row in zip(part, scored, strict=False):
                     scores[index] = row
         return np.stack(scores)
 
@@ -151,12 +151,12 @@ class Saved:
                 raise expected(name, "a pair", f"{example!r}"[:60])
             parts = example
         size = self.model.encoder.vocab_size
-        found = [self._read(name, part) for part in parts]
-        for tokens in found:
+        sequences = [self._read(name, part) for part in parts]
+        for tokens in sequences:
             if tokens.min() < 0 or tokens.max() >= size:
                 wanted = f"ids of the vocabulary, from 0 to {size - 1}"
                 raise expected(name, wanted, f"{tokens.min()} to {tokens.max()}")
-        return found
+        return sequences
 
     @functools.cached_property
     def _read(self) -> Read:
@@ -248,10 +248,10 @@ def check_free(file: str | os.PathLike[str]) -> None:
     if not described.exists():
         return
     try:
-        found = read_json(described)
+        values = read_json(described)
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or not {"model", "raw", "about"} <= found.keys():
+        values = None
+    if not isinstance(values, dict) or not {"model", "raw", "about"} <= values.keys():
         wanted = "NAME.safetensors, where NAME.json is free for the model's settings"
         raise expected(
             "file",
@@ -275,8 +275,8 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
     """
     path, described = _read(run_or_file)
     is_run = Path(run_or_file).expanduser().is_dir()
-    own = own_code.preferred(path.parent) if allow_code and is_run else None
-    with own or contextlib.nullcontext():
+    code = own_code.preferred(path.parent) if allow_code and is_run else None
+    with code or contextlib.nullcontext():
         try:
             make = maker(described["model"], allow_code)
             about = described["about"]
@@ -370,7 +370,7 @@ def describe(model: Any) -> dict[str, Any]:
             f"one of {', '.join(_BY_NAME)} (`save_arrays` takes the state of others)"
         )
         raise expected("model", wanted, a_thing(model))
-    own, config = own_settings(model), model.encoder.config
+    others, config = own_settings(model), model.encoder.config
     settings = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)
     }
@@ -381,7 +381,7 @@ def describe(model: Any) -> dict[str, Any]:
     for name in ("options", "mlp_options"):
         settings[name] = dict(settings[name])
         _check_options(name, settings[name])
-    described = {"kind": type(model).__name__, **own, "encoder": settings}
+    described = {"kind": type(model).__name__, **others, "encoder": settings}
     return _json("model", described)
 
 
@@ -412,8 +412,8 @@ def own_settings(model: Any) -> dict[str, Any]:
     # The classes of a language model are its vocabulary.
     names = () if isinstance(model, LanguageModel) else ("num_classes",)
     names += _KINDS[type(model)]
-    own = {name: getattr(model, name) for name in names}
-    return {"vocab_size": model.encoder.vocab_size, **own}
+    settings = {name: getattr(model, name) for name in names}
+    return {"vocab_size": model.encoder.vocab_size, **settings}
 
 
 def _check_options(kind: str, options: Mapping[str, Any]) -> None:
@@ -427,8 +427,8 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
 def _check_variables(model: nnx.Module) -> None:
     """Refuses arrays that would not be written, such as an ``nnx.BatchStat``."""
     kept = nnx.Param | Buffer | nnx.Intermediate
-    found = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(model))}
-    others = sorted(kind.__name__ for kind in found if not issubclass(kind, kept))
+    kinds = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(model))}
+    others = sorted(kind.__name__ for kind in kinds if not issubclass(kind, kept))
     if others:
         wanted = "one whose arrays are each an nnx.Param or a lra_jax.models.Buffer"
         raise expected("model", wanted, ", ".join(others))

@@ -76,14 +76,14 @@ class ShortConv(nnx.Module):
         if self.grid is not None:
             check_shape("inputs", x, "B T D", None, math.prod(self.grid), None)
             return _within_image(x, kernel, self.before, self.grid) + bias
-        out: Any = convolved(x, kernel, self.before)
+        out: Any = convolve(x, kernel, self.before)
         return out + bias
 
 
 def _within_image(
     x: jax.Array, kernel: jax.Array, before: int, grid: tuple[int, int]
 ) -> jax.Array:
-    """The sum of `convolved` rows of the image; the kernel is `[J, J, C]`."""
+    """The sum of the image's rows after `convolve`; the kernel is `[J, J, C]`."""
     batch, _, width = x.shape
     rows, columns = grid
     size = kernel.shape[0]
@@ -92,14 +92,14 @@ def _within_image(
     total: Any = jnp.zeros((), x.dtype)
     for first, taps in enumerate(kernel):
         near = image[:, first : first + rows].reshape(batch * rows, columns, width)
-        total = total + convolved(near, taps, before)
+        total = total + convolve(near, taps, before)
     return total.reshape(x.shape)
 
 
 def _within_documents(
     x: jax.Array, kernel: jax.Array, before: int, label: jax.Array
 ) -> jax.Array:
-    """`convolved` within each document, summed in float32 or wider; gradients, too, by
+    """`convolve` within each document, summed in float32 or wider; gradients, too, by
     autodiff."""
     label, wide = label[:, :, None], accumulation_dtype(x)
     taps = zip(
@@ -116,7 +116,7 @@ def _within_documents(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def convolved(x: jax.Array, kernel: jax.Array, before: int) -> jax.Array:
+def convolve(x: jax.Array, kernel: jax.Array, before: int) -> jax.Array:
     """``sum_j kernel_j x_(t + j - before)``: `[B, T, C]` and `[J, C]` -> `[B, T, C]`.
 
     A sum of shifted arrays, which fuses into one loop. So do the gradients written out
@@ -131,7 +131,7 @@ def convolved(x: jax.Array, kernel: jax.Array, before: int) -> jax.Array:
 def _forward(
     x: jax.Array, kernel: jax.Array, before: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return convolved(x, kernel, before), (x, kernel)
+    return convolve(x, kernel, before), (x, kernel)
 
 
 def _backward(
@@ -140,7 +140,7 @@ def _backward(
     x, kernel = kept
     # Otherwise the gradient's inputs are recomputed for every shift.
     grad = jax.lax.optimization_barrier(grad)
-    of_x: Any = convolved(grad, kernel[::-1], kernel.shape[0] - 1 - before)
+    of_x: Any = convolve(grad, kernel[::-1], kernel.shape[0] - 1 - before)
     sums = kernels.by_sample(functools.partial(_of_taps, len(kernel), before), x, grad)
     return of_x, sums.sum(0).astype(kernel.dtype)
 
@@ -168,7 +168,7 @@ def _of_taps(size: int, before: int, x: jax.Array, grad: jax.Array) -> jax.Array
     return jnp.stack([total.sum(0) for total in sums])[None]
 
 
-convolved.defvjp(_forward, _backward)
+convolve.defvjp(_forward, _backward)
 
 
 def _shifts(x: jax.Array, size: int, before: int) -> list[jax.Array]:

@@ -23,7 +23,7 @@ from lra_jax.attention.streams import shapes_shown
 from lra_jax.errors import expected
 from lra_jax.models.config import AttentionConfig
 from lra_jax.models.inputs import known_values
-from lra_jax.models.layers import rotated, rows_at
+from lra_jax.models.layers import rotate, rows_at
 
 
 class LayerState(NamedTuple):
@@ -121,7 +121,7 @@ def prefill(
         longest = layer.config.max_length
         check_room("inputs", state, length if mask is None else ends, longest)
         turn = position[:, None] + jnp.arange(length)[None]
-        query, key = (rotated(x, turn, longest) for x in (query, key))
+        query, key = (rotate(x, turn, longest) for x in (query, key))
     # A state records for how many positions it was made.
     keywords["max_length"] = layer.config.max_length if state is None else None
     earlier = None if state is None else state.mechanism

@@ -8,7 +8,7 @@ from flax import nnx
 
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected
-from lra_jax.models.config import EncoderConfig, configured
+from lra_jax.models.config import EncoderConfig, make_config
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import length_mask
 from lra_jax.models.layers import (
@@ -48,7 +48,7 @@ class TokenModel(nnx.Module):
         rngs: nnx.Rngs,
         **settings: Any,
     ):
-        config = configured(EncoderConfig, config, settings)
+        config = make_config(EncoderConfig, config, settings)
         plain = {"cls_token": False, "reconstructs": False, "patch": 1}
         for name, value in plain.items():
             if getattr(config, name) != value:

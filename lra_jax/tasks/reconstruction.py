@@ -20,7 +20,7 @@ import optax
 from flax import nnx
 
 from lra_jax.errors import expected
-from lra_jax.models.layers import drawn
+from lra_jax.models.layers import draw_mask
 from lra_jax.models.pooling import PooledEncoder
 from lra_jax.tasks.base import Batch, Sums
 
@@ -69,7 +69,7 @@ def _sums(
     if segment_ids is None:
         lengths = batch[name.replace("tokens", "lengths", 1)]
     real = model.real(tokens, lengths) if segment_ids is None else segment_ids > 0
-    hidden = drawn(key, mask_rate, tokens.shape) & real
+    hidden = draw_mask(key, mask_rate, tokens.shape) & real
     logits = model.reconstructed(tokens, lengths, hidden, rngs, segment_ids=segment_ids)
     counted = hidden.astype(jnp.float32)
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, tokens)

@@ -9,7 +9,7 @@ from flax import nnx
 
 from lra_jax import models
 from lra_jax.models import decoding
-from lra_jax.models.generation import restricted, tokens_in_turn
+from lra_jax.models.generation import restrict, tokens_in_turn
 
 VOCABULARY = 11
 
@@ -88,7 +88,7 @@ def test_which_tokens_can_be_drawn():
     logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
 
     def kept(**settings):
-        return np.isfinite(restricted(logits, **settings))[0].tolist()
+        return np.isfinite(restrict(logits, **settings))[0].tolist()
 
     assert kept() == [True] * 4
     assert kept(top_k=2) == [True, True, False, False]
@@ -101,7 +101,7 @@ def test_which_tokens_can_be_drawn():
 def test_a_probability_of_one_keeps_every_token():
     """In float32 the most probable ones already add up to 1 here."""
     logits = jnp.array([[20.0, 0.0, -1.0, -2.0]])
-    assert np.isfinite(restricted(logits, top_p=1.0)).all()
+    assert np.isfinite(restrict(logits, top_p=1.0)).all()
 
 
 @pytest.mark.parametrize("top_p", [None, 0.5])

@@ -20,7 +20,7 @@ from lra_jax.models import (
     SequenceClassifier,
 )
 from lra_jax.models.inputs import embed_inputs, make_positions, position_rows
-from lra_jax.models.layers import rotated
+from lra_jax.models.layers import rotate
 
 SETTINGS = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 12, "max_length": 12}
 
@@ -116,7 +116,7 @@ def test_rotations_are_as_wide_as_their_input():
     """Rounded to float32, they would lose what float64 is asked for."""
     with jax.enable_x64(True):
         x = np.random.default_rng(0).normal(size=(1, 300, 1, 2))
-        got = rotated(jnp.asarray(x))
+        got = rotate(jnp.asarray(x))
         angles = np.arange(300)[None, :, None]
         pairs = (x[..., 0] + 1j * x[..., 1]) * np.exp(1j * angles)
         wanted = np.stack([pairs.real, pairs.imag], -1)

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from lra_jax.models import SequenceClassifier
-from lra_jax.models.remat import recomputed
+from lra_jax.models.remat import recompute
 
 
 def rooted(scale, picked, x, memory):
@@ -31,7 +31,7 @@ def test_closed_over_arrays_have_gradients(compiled):
         return call(None, *arrays)
 
     def again(call, *arrays):
-        return recomputed(call, None, *arrays)
+        return recompute(call, None, *arrays)
 
     grads = []
     for call in (plain, again):
@@ -46,7 +46,7 @@ def test_gradients_that_are_not_numbers_arrive():
     x = jnp.array([0.0, 1.0])
 
     def loss(x):
-        return recomputed(lambda _, x: jnp.sqrt(x) * jnp.nan, None, x).sum()
+        return recompute(lambda _, x: jnp.sqrt(x) * jnp.nan, None, x).sum()
 
     assert np.isnan(jax.grad(loss)(x)).all()
 
@@ -58,7 +58,7 @@ def test_complex_parameters_have_gradients():
         return jnp.abs(call(lambda _, x: x * turn, jnp.ones(2, jnp.complex64))).sum()
 
     given = jax.grad(lambda turn: loss(turn, lambda f, x: f(None, x)))(turn)
-    found = jax.grad(lambda turn: loss(turn, lambda f, x: recomputed(f, None, x)))(turn)
+    found = jax.grad(lambda turn: loss(turn, lambda f, x: recompute(f, None, x)))(turn)
     np.testing.assert_allclose(found, given, rtol=1e-6)
 
 
@@ -68,7 +68,7 @@ def test_a_model_for_each_row():
 
     def grad(scale):
         call = lambda _, x: jnp.sin(x * scale)  # noqa: E731
-        return jax.grad(lambda x: recomputed(call, None, x).sum())(jnp.ones(3))
+        return jax.grad(lambda x: recompute(call, None, x).sum())(jnp.ones(3))
 
     expected = np.outer(scales * np.cos(scales), np.ones(3))
     np.testing.assert_allclose(jax.vmap(grad)(scales), expected, rtol=1e-6)

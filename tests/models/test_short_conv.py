@@ -15,7 +15,7 @@ from flax import nnx
 from lra_jax.models import MultiHeadAttention, SequenceClassifier, TransformerEncoder
 from lra_jax.models.layers import HeadNorm
 from lra_jax.models.mlp import Mlp
-from lra_jax.models.short_conv import ShortConv, convolved
+from lra_jax.models.short_conv import ShortConv, convolve
 
 RNG = np.random.default_rng(0)
 
@@ -45,7 +45,7 @@ def test_the_gradient_written_out_is_that_of_the_sum():
         return sum(padded[:, tap : tap + 7] * rows[tap] for tap in range(4))
 
     def ours(x, kernel):
-        return convolved(x, kernel, 1)
+        return convolve(x, kernel, 1)
 
     got, wanted = (jax.vjp(f, x, kernel)[1](grad) for f in (ours, plain))
     assert_close(got, wanted)
