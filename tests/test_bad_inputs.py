@@ -197,8 +197,6 @@ report nope ~ RUNS: expected a folder of runs, got nope
 report /dev/null ~ got /dev/null, a file
 report . ~ RUNS: expected run directories
 report . nope ~ RUNS: expected run directories
-report . -o ~ Unrecognized options: -o
-report . --out ~ '--out'
 report . --outs=x ~ did you mean '--out'?
 benchmark --attention= ~ --attention: expected
 benchmark --attention=nope ~ --attention: expected one of
@@ -330,6 +328,8 @@ evaluate --workdir ~ '--workdir'
 evaluate --workdir=x --checkpoint=newest ~ invalid choice 'newest'
 evaluate --workdir=x --allow-code=perhaps ~ invalid choice 'perhaps'
 evaluate --workdir=x y ~ Unrecognized options: y
+report . -o ~ Unrecognized options: -o
+report . --out ~ --out
 benchmark 3 ~ Unrecognized options: 3
 benchmark --heads=abc ~ --heads: invalid literal
 analyze maps ~ --workdir
