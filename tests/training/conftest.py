@@ -1,5 +1,6 @@
 """One small dataset, and one finished run, for all tests of the trainer."""
 
+import shutil
 from typing import Any
 
 import helpers
@@ -7,6 +8,7 @@ import pytest
 
 from lra_jax.data import listops
 from lra_jax.training.session import Session
+from lra_jax.training.trainer import Trainer
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +34,28 @@ def finished(data_dir, tmp_path_factory):
     steps = train.__wrapped__, evaluate.__wrapped__
     vars(session)["programs"] = tuple(step._cache_size() for step in steps)
     return session
+
+
+@pytest.fixture(scope="session")
+def foreign(data_dir, tmp_path_factory):
+    """A run of the same model with another seed, as far as that one went."""
+    workdir = tmp_path_factory.mktemp("foreign") / "run"
+    config = helpers.tiny(data_dir, workdir, seed=1)
+    with Session(config, quiet=True) as session:
+        session.run()
+    return session
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """An unfinished copy of the run, to be damaged."""
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "result.json").unlink()
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def shapes(finished, dataset, tmp_path_factory):
+    """A trainer that was never trained, to restore into."""
+    folder = tmp_path_factory.mktemp("shapes")
+    return Trainer(finished.config, finished.task, dataset, folder)

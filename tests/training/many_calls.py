@@ -2,7 +2,7 @@
 
     python many_calls.py DEVICES CALLS
 
-Prints the sum over all calls; `test_devices.py` runs it.
+Prints the sum over all calls; `test_sharding.py` runs it.
 """
 
 import sys

@@ -1,14 +1,35 @@
-"""Checkpoints as a library's users meet them."""
+"""Checkpoints: which are kept, and that none is read that is not as it was written.
+
+It is recovered to the same bits, or one line says which file is damaged, and how.
+Prepared data have a table of their own in tests/data/test_damage.py.
+"""
 
 import contextlib
+import json
 import logging
+import shutil
+import subprocess
+import sys
 
 import helpers
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from run_helpers import (
+    LATEST,
+    MODEL,
+    STEPS,
+    VARYING,
+    damage,
+    main,
+    restored,
+    trainer,
+    without_times,
+)
 
-from lra_jax.training.checkpoints import Checkpoints
+from lra_jax import seals
+from lra_jax.training.checkpoints import Checkpoints, Progress
+from lra_jax.training.session import Session
 
 
 def test_only_messages_of_orbax_are_dropped(tmp_path, caplog):
@@ -78,3 +99,297 @@ def test_writes_that_end_after_their_save_failed_are_not_reported(tmp_path):
     assert end.returncode == 0, end.stderr
     assert "Event loop is closed" not in end.stderr
     assert "the sky falls" in end.stderr
+
+
+def test_checkpoints_hold_the_latest_and_the_best(finished, dataset, tmp_path):
+    folders = finished.workdir / "checkpoints"
+    kept = sorted(p.name for p in (folders / "latest").iterdir())
+    assert kept == [str(STEPS - 10), str(STEPS)]
+    best_step = finished.result.best_step
+    assert [p.name for p in (folders / "best").iterdir()] == [str(best_step)]
+    again = trainer(finished.config, dataset, finished.workdir)
+    assert again.restore() == STEPS
+    helpers.assert_equal_trees(again.state, finished.trainer.state)
+    assert again.progress == finished.trainer.progress
+    best, _ = again.checkpoints.load_params("best", again.state)
+    again.checkpoints.close()
+    means = again.evaluate(best, "valid")
+    assert 100 * means["accuracy"] == pytest.approx(finished.result.valid_accuracy_best)
+
+
+@pytest.mark.parametrize("best_by", ["accuracy", "loss"])
+def test_the_best_checkpoint_is_best_in_what_was_asked(best_by):
+    """Scores of four evaluations: the earliest of equals counts."""
+    progress, kept = Progress(), []
+    for loss, accuracy in ((2.0, 0.3), (1.8, 0.2), (1.8, 0.3), (1.9, 0.4)):
+        means = {"loss": loss, "accuracy": accuracy}
+        kept.append(progress.improved(means, best_by))
+        if kept[-1]:
+            progress = Progress(len(kept), accuracy, loss)
+    expected = [True, True, False, False]
+    assert kept == (expected if best_by == "loss" else [True, False, False, True])
+
+
+@pytest.mark.parametrize("change", [{"mlp_dim": 32}, {"num_layers": 2}])
+def test_a_checkpoint_of_another_model_is_one_line(finished, dataset, data_dir, change):
+    other = helpers.tiny(data_dir, model=change)
+    again = trainer(other, dataset, finished.workdir)
+    expected = r"^checkpoint \S+/\d+: expected \S+ of shape [^\n]+, got [^\n]+$"
+    for load in (
+        again.restore,
+        lambda: again.checkpoints.load_params("best", again.state),
+        lambda: again.checkpoints.load_params("last", again.state),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            load()
+    again.checkpoints.close()
+
+
+# Of the files of arrays, whose names are drawn, the first.
+STATE = (
+    *("_CHECKPOINT_METADATA", "commit_success.txt", "data/commit_success.txt"),
+    *("data/process_0-of-1.json", "progress/_METADATA", "progress/commit_success.txt"),
+    *("progress/d/*", "progress/manifest.ocdbt", "progress/ocdbt.process_0/d/*"),
+    *("progress/ocdbt.process_0/manifest.ocdbt", "state/_METADATA", "state/_sharding"),
+    *("state/array_metadatas/process_0", "state/commit_success.txt", "state/d/*"),
+    *("state/manifest.ocdbt", "state/ocdbt.process_0/d/*"),
+    *("state/ocdbt.process_0/manifest.ocdbt", seals.NAME),
+)
+
+
+BEST = (
+    *("_CHECKPOINT_METADATA", "commit_success.txt", "params/_METADATA"),
+    *("params/_sharding", "params/array_metadatas/process_0", "params/d/*"),
+    *("params/commit_success.txt", "params/manifest.ocdbt", seals.NAME),
+    *("params/ocdbt.process_0/d/*", "params/ocdbt.process_0/manifest.ocdbt"),
+)
+
+
+def each(names):
+    """Every file in two ways, and some in every way."""
+    wholly = ("state/d/*", "params/d/*", seals.NAME)
+    return [
+        (name, how)
+        for name in names
+        for how in helpers.DAMAGE
+        if how in ("gone", "flipped") or name in wholly
+    ]
+
+
+@pytest.fixture(scope="module")
+def earlier(finished, shapes):
+    """The whole state at the checkpoint before the last."""
+    with_one = shapes.workdir / "earlier"
+    shutil.copytree(finished.workdir, with_one)
+    shutil.rmtree(with_one / LATEST)
+    return restored(with_one, shapes)[0]
+
+
+def test_the_table_has_every_file(finished):
+    best = f"checkpoints/best/{finished.result.best_step}"
+    known = {"config.json", "metrics.jsonl", "result.json", ".lock", *MODEL}
+    known |= {f"{LATEST}/{name}" for name in STATE}
+    known |= {f"checkpoints/latest/{STEPS - 10}/{name}" for name in STATE}
+    known |= {f"{best}/{name}" for name in BEST}
+    found = {p.relative_to(finished.workdir) for p in finished.workdir.rglob("*")}
+    files = [p for p in found if (finished.workdir / p).is_file()]
+    unknown = [p for p in files if not any(p.match(name) for name in known)]
+    assert not [p for p in unknown if p.parts[0] not in ("events", "curves.png")]
+    assert all(list(finished.workdir.glob(name)) for name in known)
+
+
+@pytest.mark.parametrize(("name", "how"), each(STATE))
+def test_the_newest_checkpoint(
+    finished, foreign, shapes, earlier, copied, caplog, name, how
+):
+    """The one before it is taken, and a line names the file."""
+    unchanged = shutil.copytree(copied / LATEST, copied.parent / "unchanged")
+    place = damage(copied, foreign, LATEST, name, how)
+    same = (copied / LATEST / place).exists() and (
+        (copied / LATEST / place).read_bytes() == (unchanged / place).read_bytes()
+    )
+    state, progress = restored(copied, shapes)
+    lines = [r.getMessage() for r in caplog.records if r.name.startswith("lra_jax")]
+    if same or (name, how) == (seals.NAME, "gone"):
+        assert not lines and progress == finished.trainer.progress
+        helpers.assert_equal_trees(state, finished.trainer.state)
+        return
+    (line,) = lines
+    assert line.startswith(f"{copied / LATEST}: expected a whole checkpoint, got ")
+    assert line.endswith("going back to step 30") and "\n" not in line
+    assert place in line or (name, how) == (seals.NAME, "foreign")
+    helpers.assert_equal_trees(state, earlier)
+
+
+# Orbax leaves tasks behind when a load fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("state/_METADATA", how) for how in ("gone", "cut", "flipped")),
+        *(("state/manifest.ocdbt", how) for how in ("gone", "cut", "flipped")),
+        ("data/process_0-of-1.json", "flipped"),
+    ],
+)
+def test_without_a_seal(foreign, shapes, earlier, copied, caplog, name, how):
+    """Orbax finds the damage, and the checkpoint before is taken."""
+    damage(copied, foreign, LATEST, name, how)
+    (copied / LATEST / seals.NAME).unlink()
+    state, _ = restored(copied, shapes)
+    (line,) = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("lra_jax")
+    ]
+    assert line.startswith(f"{copied / LATEST}: expected a whole checkpoint, got ")
+    assert line.endswith("going back to step 30") and "\n" not in line
+    helpers.assert_equal_trees(state, earlier)
+    (aside,) = (copied / "checkpoints" / "damaged").iterdir()
+    assert aside.name.startswith(f"{STEPS}-")
+
+
+@pytest.mark.parametrize(("name", "how"), each(BEST))
+def test_the_best_checkpoint(finished, foreign, shapes, copied, name, how):
+    """It is found before the run goes on."""
+    best, theirs = (
+        f"checkpoints/best/{run.result.best_step}" for run in (finished, foreign)
+    )
+    before = [(finished.workdir / best).glob(name), (copied / best).glob(name)]
+    place = damage(copied, foreign, best, name, how, theirs)
+    one, two = (sorted(files) for files in before)
+    same = how == "foreign" and one[0].read_bytes() == two[0].read_bytes()
+    if same or (name, how) == (seals.NAME, "gone"):
+        state, _ = restored(copied, shapes)
+        helpers.assert_equal_trees(state, finished.trainer.state)
+        return
+    with pytest.raises(ValueError, match=f"^{copied / best}: expected ") as error:
+        restored(copied, shapes)
+    assert "\n" not in str(error.value)
+    assert place in str(error.value) or (name, how) == (seals.NAME, "foreign")
+
+
+def test_a_changed_setting_is_not_scored(shapes, copied):
+    """Of the same shapes: the checkpoint knows its run."""
+    values = json.loads((copied / "config.json").read_text())
+    values["attention"] = "linear"
+    (copied / "config.json").write_text(json.dumps(values))
+    checkpoints = Checkpoints(copied, clean=False)
+    wanted = "a checkpoint of the run in config.json, got one of other settings"
+    for which in ("best", "last"):
+        with pytest.raises(ValueError, match=wanted):
+            checkpoints.load_params(which, shapes.state)
+    checkpoints.close()
+
+
+# Orbax leaves tasks in its closed event loop when a load fails.
+orbax_leaves_tasks = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@orbax_leaves_tasks
+def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog):
+    """The run goes back to the one before, and ends as it did."""
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "result.json").unlink()
+    newest = workdir / "checkpoints" / "latest" / str(STEPS)
+    helpers.damage(newest / "state/manifest.ocdbt", "cut")
+    (newest / seals.NAME).unlink()
+    config = finished.config.replace(workdir=str(workdir))
+    with Session(config, quiet=True) as session:
+        result = session.run()
+        assert session.console.start == 30
+    ours = [record for record in caplog.records if record.name.startswith("lra_jax")]
+    (line,) = [record.getMessage() for record in ours]
+    assert line.startswith(f"{newest}: expected a whole checkpoint, got ")
+    assert line.endswith("; going back to step 30") and "\n" not in line
+    helpers.assert_equal_trees(session.trainer.state, finished.trainer.state)
+    assert result.test_loss_last == finished.result.test_loss_last
+    assert without_times(workdir) == without_times(finished.workdir)
+    (aside,) = (workdir / "checkpoints" / "damaged").iterdir()
+    assert aside.name.startswith(f"{STEPS}-")
+
+
+@orbax_leaves_tasks
+def test_no_checkpoint_is_whole(finished, tmp_path, capsys):
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "result.json").unlink()
+    for folder in (workdir / "checkpoints" / "latest").iterdir():
+        helpers.damage(folder / "state" / "_METADATA", "gone")
+    before = sorted(workdir.rglob("*"))
+    code = main(finished.config.replace(workdir=str(workdir)))
+    parts = "latest/40: expected a whole checkpoint", "latest/30: expected a whole"
+    helpers.assert_one_error(code, capsys.readouterr().err, 2, *parts)
+    after = [p for p in workdir.rglob("*") if p.name != ".lock"]
+    assert sorted(after) == [p for p in before if p.name != ".lock"]
+
+
+# Fills the small disk after the first checkpoint; then a start on the full disk, and
+# one when there is room again.
+SCRIPT = """
+set -u
+mount -t tmpfs -o size=64m tmpfs "$DISK"
+attempt() {
+    "${@:2}" > "$OUT/$1.out" 2> "$OUT/$1.err"
+    echo $? > "$OUT/$1.code"
+}
+attempt checkpoint "$@" &
+until [ -e "$DISK/run/checkpoints/latest/10" ] || [ -e "$OUT/checkpoint.code" ]; do
+    sleep 0.002
+done
+cat /dev/zero > "$DISK/filler" 2> /dev/null
+wait
+attempt start "$@"
+rm "$DISK/filler"
+attempt end "$@"
+cp -r "$DISK/run" "$OUT/run"
+"""
+
+
+def can_mount(folder) -> bool:
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", folder]
+    return shutil.which("unshare") is not None and not subprocess.call(command)
+
+
+@pytest.mark.slow
+def test_a_full_disk(finished, data_dir, tmp_path):
+    disk, out = tmp_path / "disk", tmp_path / "out"
+    disk.mkdir()
+    out.mkdir()
+    if not can_mount(disk):
+        pytest.skip("no small disk can be mounted here")
+    flags = helpers.flags(helpers.tiny(data_dir, disk / "run"))
+    command = [sys.executable, "-m", "lra_jax.train", *flags]
+    environment = helpers.environment({"DISK": str(disk), "OUT": str(out)})
+    subprocess.run(
+        ["unshare", "-rm", "bash", "-c", SCRIPT, "train", *command],
+        env=environment,
+        check=True,
+    )
+    wanted = {"checkpoint": (1, "No space left on device"), "start": (2, "are free at")}
+    for name, (code, reason) in wanted.items():
+        ended = int((out / f"{name}.code").read_text())
+        error = (out / f"{name}.err").read_text()
+        helpers.assert_one_error(ended, error, code, str(disk / "run"), reason)
+    assert (out / "end.code").read_text() == "0\n", (out / "end.err").read_text()
+    result = json.loads((out / "run" / "result.json").read_text())
+    for name, value in finished.result.to_dict().items():
+        if name not in VARYING:
+            assert result[name] == value, name
+    assert without_times(out / "run") == without_times(finished.workdir)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_the_system_refuses(data_dir, dataset, tmp_path):
+    """A limit on the size of files, as a quota is one that no check foresees."""
+    flags = helpers.flags(helpers.tiny(data_dir, tmp_path / "run"))
+    script = 'ulimit -f 8; exec "$@"'
+    command = [sys.executable, "-m", "lra_jax.train", *flags]
+    ended = subprocess.run(
+        ["bash", "-c", script, "train", *command],
+        env=helpers.environment({"JAX_COMPILATION_CACHE_DIR": ""}),
+        capture_output=True,
+        text=True,
+    )
+    parts = "checkpoints/", "cannot be written, earlier ones are kept"
+    helpers.assert_one_error(ended.returncode, ended.stderr, 1, *parts)

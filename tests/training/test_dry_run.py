@@ -1,14 +1,12 @@
-"""Looking at a run: what it will cost, a trace of it, and its curves."""
+"""A dry run says what a run will cost."""
 
 import re
 
 import helpers
-import jax.numpy as jnp
 import pytest
 
 from lra_jax import train
-from lra_jax.training import dry_run, session
-from lra_jax.training.profile import Profile
+from lra_jax.training import dry_run
 from lra_jax.training.session import Session
 
 
@@ -100,30 +98,3 @@ def test_wrong_dry_runs(flags, words, capsys) -> None:
     with pytest.raises(SystemExit) as end:
         train.main(flags)
     assert end.value.code == 2 and words in capsys.readouterr().err
-
-
-def test_a_profile_and_the_curves_of_a_run(data_dir, tmp_path) -> None:
-    config = helpers.tiny(data_dir, tmp_path / "run", profile=True)
-    train.run(config, quiet=True)
-    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
-    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_run_too_short_for_a_profile_says_so(tmp_path) -> None:
-    profile = Profile(tmp_path)
-    profile.step(jnp.zeros(()))
-    with pytest.warns(UserWarning, match="no trace: .* 5 compiled steps, .* a step"):
-        profile.close()
-    profile.close()
-    Profile(None).close()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_result_names_the_commit_of_the_start(data_dir, tmp_path, monkeypatch):
-    """The checkout may move on while a run trains."""
-    train = {"steps": 1, "eval_every": 1, "warmup": 0}
-    config = helpers.tiny(data_dir, tmp_path / "run", train=train)
-    monkeypatch.setattr(session, "commit", lambda: "then")
-    with session.Session(config, quiet=True) as run:
-        monkeypatch.setattr(session, "commit", lambda: "now")
-        assert run.run().commit == "then"

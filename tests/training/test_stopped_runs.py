@@ -12,6 +12,7 @@ from typing import Any
 
 import helpers
 import pytest
+from run_helpers import without_times
 
 from lra_jax.training.session import Session
 
@@ -87,8 +88,6 @@ def test_a_signal_at_a_moment(data_dir, dataset, finished, tmp_path, moment):
     if moment == "an evaluation":  # The next session begins with it.
         with Session(config, quiet=True) as session:
             session.run()
-        from test_runs import without_times
-
         assert without_times(tmp_path / "run") == without_times(finished.workdir)
 
 

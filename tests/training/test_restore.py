@@ -1,13 +1,16 @@
-"""A finished run as a file: predictions from raw text, without trainer and data."""
+"""A saved run: scored again, and as a model in a file, without trainer and data."""
 
 import json
+import shutil
 
 import helpers
 import numpy as np
 import pytest
+from run_helpers import MODEL, STEPS, damage
 
 from lra_jax import evaluate, models
 from lra_jax.data import listops
+from lra_jax.training.restore import load_run
 from lra_jax.training.session import Session
 
 
@@ -126,3 +129,60 @@ def test_a_model_has_its_own_suffix(tmp_path, capsys) -> None:
         evaluate.main([f"--workdir={tmp_path}", f"--save={tmp_path / 'a.bin'}"])
     part = "--save: expected NAME.safetensors, got"
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
+
+
+@pytest.mark.parametrize(
+    ("split", "checkpoint"), [("test", "best"), ("test", "last"), ("valid", "best")]
+)
+def test_evaluate(finished, split, checkpoint):
+    result = evaluate.run(
+        evaluate.EvaluateConfig(str(finished.workdir), split, checkpoint)
+    )
+    assert result["examples"] == {"test": 45, "valid": 50}[split]
+    assert result["accuracy"] == getattr(
+        finished.result, f"{split}_accuracy_{checkpoint}"
+    )
+    step = finished.result.best_step if checkpoint == "best" else STEPS
+    assert result["step"] == step
+
+
+def test_evaluating_leaves_a_running_save_alone(finished, data_dir):
+    """Another process may be training in the directory."""
+    saving = finished.workdir / "checkpoints" / "latest" / "50.orbax-checkpoint-tmp-1"
+    saving.mkdir()
+    try:
+        evaluate.run(evaluate.EvaluateConfig(str(finished.workdir)))
+        assert saving.exists()
+    finally:
+        saving.rmdir()
+
+
+def test_evaluating_makes_no_folders(finished, tmp_path):
+    """The folder may be read-only, or hold no more than the best checkpoint."""
+    config, best = tmp_path / "config.json", tmp_path / "checkpoints/best"
+    shutil.copyfile(finished.workdir / "config.json", config)
+    with pytest.raises(ValueError, match=f"{best}: expected a checkpoint, got none"):
+        load_run(str(tmp_path))
+    assert [*tmp_path.iterdir()] == [config]
+    shutil.copytree(finished.workdir / "checkpoints/best", best)
+    assert load_run(str(tmp_path)).step == finished.result.best_step
+    assert [*best.parent.iterdir()] == [best]
+
+
+def test_evaluate_in_a_new_process(finished):
+    end = helpers.run("-m", "lra_jax.evaluate", f"--workdir={finished.workdir}")
+    assert end.returncode == 0, end.stderr
+    result = finished.result
+    assert f"test accuracy {result.test_accuracy_best:.2f} %" in end.stdout
+    assert f"loss {result.test_loss_best:.4f}" in end.stdout
+    assert f"45 examples, best checkpoint, step {result.best_step}" in end.stdout
+
+
+@pytest.mark.parametrize("how", helpers.DAMAGE)
+@pytest.mark.parametrize("name", MODEL)
+def test_the_model_in_a_file(foreign, copied, name, how):
+    damage(copied, foreign, ".", name, how)
+    with pytest.raises(ValueError, match="expected ") as error:
+        models.load(copied)
+    assert str(copied) in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Runs whose sequences are split over devices, and what cannot be split."""
+"""Runs on several devices, and whose sequences are split over them."""
 
 import re
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ import many_calls
 import numpy as np
 import pytest
 from flax import nnx
+from run_helpers import STEPS, losses, steps_and_losses, trainer, use_one_device
 
 from lra_jax import evaluate
 from lra_jax.attention.sharded.sequence import sequence_parallel
@@ -18,17 +19,13 @@ from lra_jax.configs import get_preset
 from lra_jax.kernels import selection
 from lra_jax.kernels.cpu import library, programs
 from lra_jax.tasks import get_task, language
-from lra_jax.training import sharding
+from lra_jax.training import fit, sharding
+from lra_jax.training.console import RunConsole
 from lra_jax.training.loop import Interrupted
-from lra_jax.training.metrics import read_metrics
 from lra_jax.training.restore import load_run
 from lra_jax.training.session import Session
 
 SPLIT = {"seq_devices": 2, "steps": 12, "eval_every": 6, "log_every": 2, "warmup": 2}
-
-
-def losses(workdir) -> list[tuple[int, str, float]]:
-    return [(m["step"], m["split"], m["loss"]) for m in read_metrics(workdir)]
 
 
 @pytest.mark.slow
@@ -58,7 +55,7 @@ def test_a_run_with_split_sequences(data_dir, tmp_path) -> None:
             runs[name] = session.run()
             for x in jax.tree.leaves(session.trainer.state):
                 assert x.sharding.is_fully_replicated
-    split, whole = (losses(tmp_path / name) for name in ("split", "whole"))
+    split, whole = (steps_and_losses(tmp_path / name) for name in ("split", "whole"))
     assert [line[:2] for line in split] == [line[:2] for line in whole]
     np.testing.assert_allclose(
         [line[2] for line in split], [line[2] for line in whole], rtol=1e-5
@@ -100,7 +97,7 @@ def test_kernels_split_the_batch(data_dir, tmp_path, monkeypatch) -> None:
         with Session(config, quiet=True) as session:
             session.run()
         assert bool(len(shapes) > taken) == (name == "auto")
-        found.append(losses(tmp_path / name))
+        found.append(steps_and_losses(tmp_path / name))
     sizes = {config.train.batch_size, config.train.eval_batch_size}
     assert {shape[0] for shape in shapes} == {size // 2 for size in sizes}
     np.testing.assert_allclose(
@@ -250,3 +247,29 @@ def test_calls_on_several_devices_never_wait_for_each_other(devices) -> None:
         row = row + 1 - row
     total = 100 * 8 * devices * row.sum()
     np.testing.assert_allclose(float(ended.stdout), total, rtol=1e-3)
+
+
+def test_one_device_gives_the_losses_of_two(
+    finished, dataset, data_dir, tmp_path, monkeypatch
+):
+    assert finished.trainer.mesh.size == 2
+    config = helpers.tiny(data_dir, train={"eval_every": 20})
+    use_one_device(monkeypatch)
+    single = trainer(config, dataset, tmp_path)
+    fit(single, RunConsole(STEPS, quiet=True))
+    single.checkpoints.close()
+    assert jax.tree.leaves(single.state)[0].sharding.mesh.size == 1
+    np.testing.assert_allclose(losses(tmp_path), losses(finished.workdir), rtol=1e-4)
+
+
+def test_the_mesh_takes_the_devices_that_divide_the_batches():
+    assert sharding.make_mesh((8, 16)).size == 2
+    assert sharding.make_mesh((8, 15)).size == 1
+    assert sharding.make_mesh((8,)).axis_names == ("data", "seq")
+
+
+def test_batches_are_split_over_the_devices(finished):
+    batch = {"labels": np.arange(8, dtype=np.int32)}
+    shards = sharding.shard_batch(finished.trainer.mesh, batch)["labels"]
+    held = [np.asarray(s.data).tolist() for s in shards.addressable_shards]
+    assert held == [[0, 1, 2, 3], [4, 5, 6, 7]]
