@@ -86,7 +86,7 @@ def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> No
     kept = tmp_path / "run" / own_code.FOLDER
     files = sorted(str(x.relative_to(kept)) for x in kept.rglob("*.py"))
     assert files == ["own_mine.py", "parts/__init__.py", "parts/power.py"]
-    plan = runs.Planned(config, tmp_path / "run", (), "")
+    plan = runs.Planned(config, tmp_path / "run", "")
     (code / "own_mine.py").write_text(f"# A comment.\n{SOURCE}")
     assert runs.finished_result(plan) == result
     (code / "parts" / "power.py").write_text(f"{PART}WIDTH = 3\n")

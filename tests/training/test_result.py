@@ -58,7 +58,7 @@ def test_a_result_that_was_changed(finished, foreign, tmp_path, how):
 
 def test_any_changed_number_of_a_result_is_found(finished, tmp_path):
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
-    plan = runs.Planned(finished.config, workdir, (), "")
+    plan = runs.Planned(finished.config, workdir, "")
     assert runs.finished_result(plan) == finished.result
     written = json.loads((workdir / "result.json").read_text())
     for name, value in written.items():
@@ -77,4 +77,4 @@ def test_a_result_of_fewer_steps_is_no_result(tmp_path):
     write_result(tmp_path, helpers.result(steps=40))
     workdirs.lengthen(tmp_path, 80)
     longer = config.replace(train={"steps": 80})
-    assert runs.finished_result(runs.Planned(longer, tmp_path, (), "")) is None
+    assert runs.finished_result(runs.Planned(longer, tmp_path, "")) is None
