@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax import progress
-from lra_jax.analysis.networks import Variant
+from lra_jax.analysis.networks import Variant, run_parts
 from lra_jax.attention import Mechanism
 from lra_jax.errors import expected
 from lra_jax.models import EncoderBlock, MultiHeadAttention
@@ -50,14 +50,14 @@ class AttentionCall(NamedTuple):
         """
         function = self.mechanism.find_weights()
         if function is None:
-            return self._of_unit_values()
+            return self._apply_to_units()
         parameters = inspect.signature(function).parameters
         keywords = {k: v for k, v in self.keywords.items() if k in parameters}
         # Compiled once: run eagerly, each of many operations would be compiled.
         compiled = jax.jit(functools.partial(function, **keywords))
         return np.asarray(compiled(self.query, self.key))
 
-    def _of_unit_values(self) -> np.ndarray:
+    def _apply_to_units(self) -> np.ndarray:
         """The matrix W of an outside function that computes ``W value``.
 
         With unit vectors as values, its output is W.
@@ -66,18 +66,17 @@ class AttentionCall(NamedTuple):
         batch, length, heads, _ = self.key.shape
         unit = jnp.eye(length, dtype=self.value.dtype)[None, :, None]
         unit = jnp.broadcast_to(unit, (batch, length, heads, length))
-        wanted = f"{self.mechanism.name!r} with NAME_weights, or linear in its values"
+        kind = f"{self.mechanism.name!r} with NAME_weights, or linear in its values"
         try:
             weights = run(self.query, self.key, unit)
             out = run(self.query, self.key, self.value)
             again = jnp.einsum("btns,bsnv->btnv", weights, self.value)
         except Exception as error:
             got = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise expected("attention", wanted, got) from error
+            raise expected("attention", kind, got) from error
         if not jnp.allclose(again, out, atol=1e-2 * float(jnp.abs(out).max())):
-            raise expected(
-                "attention", wanted, "an output that its matrix does not give"
-            )
+            got = "an output that its matrix does not give"
+            raise expected("attention", kind, got)
         return np.asarray(jnp.moveaxis(weights, 2, 1), np.float32)
 
 
@@ -125,24 +124,17 @@ def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:
     Raises:
       ValueError: the model has no such blocks.
     """
-    found = _intermediates(model, run)
-    blocks = _blocks(model, found)
+    modules = _run(model, run)
+    blocks = _blocks(model, modules)
     _, first = blocks[0]
-    outputs = [first["inputs"], *(named["outputs"] for _, named in blocks)]
+    outputs = [first["inputs"], *(values["outputs"] for _, values in blocks)]
     states = np.stack([np.asarray(x[0], np.float32) for x in outputs])
-    rows = {name: first[name][0] for name in ("mask", "segment_ids")}
-    documents = _documents(states.shape[1:3], **rows)
-    return Captured(states, documents, _calls(model, found))
+    return Captured(states, _documents(first), _calls(modules))
 
 
 def capture_attention(model: nnx.Module, run: Callable[[], Any]) -> list[AttentionCall]:
-    """Every call of a mechanism while a model runs, layer by layer.
-
-    Args:
-      model: holds `MultiHeadAttention` modules.
-      run: as in `capture`.
-    """
-    return _calls(model, _intermediates(model, run))
+    """`Captured.calls` for any model with `MultiHeadAttention` modules."""
+    return _calls(_run(model, run))
 
 
 def variant_states(
@@ -162,64 +154,48 @@ def variant_states(
     Raises:
       ValueError: the model has no such blocks.
     """
-    blocks = _blocks(model, _intermediates(model, run))
-    first, named = blocks[0]
-    x = named["inputs"][0]
-    rows = {name: named[name][0] for name in ("mask", "segment_ids")}
-    found = {}
+    blocks = _blocks(model, _run(model, run))
+    first, values = blocks[0]
+    rows = {name: values[name][0] for name in ("mask", "segment_ids")}
+    states = {}
     for name, variant in progress.told(variants.items(), "variants", len(variants)):
-        states, memory = [x], None
+        xs, memory = [values["inputs"][0]], None
         for block, _ in blocks:
-            own = block.attention.config.own_parameters
-            parameters = None if own else first.attention.parameters
+            has_own = block.attention.config.own_parameters
+            parameters = None if has_own else first.attention.parameters
             out, memory = _run_block(
-                block,
-                variant,
-                states[-1],
-                parameters=parameters,
-                memory=memory,
-                **rows,
+                block, variant, xs[-1], rows, parameters=parameters, memory=memory
             )
-            states.append(out)
-        found[name] = np.stack([np.asarray(state, np.float32) for state in states])
-    return found, longest_document(_documents(x.shape[:2], **rows))
+            xs.append(out)
+        states[name] = np.stack([np.asarray(x, np.float32) for x in xs])
+    return states, longest_document(_documents(values))
 
 
 def _run_block(
     block: EncoderBlock,
     variant: Variant,
     x: jax.Array,
-    *,
-    mask: jax.Array | None,
-    segment_ids: jax.Array | None,
-    parameters: Any,
-    memory: jax.Array | None,
+    rows: dict[str, Any],
+    **shared: Any,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`EncoderBlock.carry` with parts left out; with all parts, the block itself.
+    """`EncoderBlock.carry` with parts left out; with all parts, the block itself."""
+    memory = None
 
-    Without the skip connection ``x = attention(LN(x))``, and so on.
-    """
-    rows: dict[str, Any] = {"mask": mask, "segment_ids": segment_ids}
+    def attend(x: jax.Array) -> jax.Array:
+        nonlocal memory
+        out, memory = block.attention.attend(x, **rows, **shared)
+        return out
 
-    def normed(norm: Any, x: jax.Array, *, after: bool) -> jax.Array:
-        return block.apply_norm(norm, x, after=after, **rows) if variant.norm else x
+    def transform(x: jax.Array) -> jax.Array:
+        return block.transform(x, **rows)
 
-    inner = normed(block.attention_norm, x, after=False)
-    branch, memory = block.attention.attend(
-        inner, **rows, parameters=parameters, memory=memory
-    )
-    x = x + branch if variant.skip else branch
-    x = normed(block.attention_norm, x, after=True)
-    if not variant.mlp or block.mlp is None:
-        return x, memory
-    inner = normed(block.mlp_norm, x, after=False)
-    x = x + block.transform(inner, mask, segment_ids)
-    return normed(block.mlp_norm, x, after=True), memory
+    return run_parts(block, x, variant, attend, transform, **rows), memory
 
 
-def _documents(shape: tuple[int, ...], mask: Any, segment_ids: Any) -> np.ndarray:
-    """The number of each token's document `[B, T]`, 0 at padding."""
-    labels = np.ones(shape, int) if segment_ids is None else np.asarray(segment_ids)
+def _documents(values: dict[str, tuple]) -> np.ndarray:
+    """`Captured.documents`, from the values of the first block."""
+    x, mask, labels = (values[name][0] for name in ("inputs", "mask", "segment_ids"))
+    labels = np.ones(x.shape[:2], int) if labels is None else np.asarray(labels)
     return labels if mask is None else np.where(np.asarray(mask), labels, 0)
 
 
@@ -229,46 +205,42 @@ def longest_document(documents: np.ndarray) -> np.ndarray:
     Args:
       documents: int `[B, T]`, 0 at padding.
     """
-    found = []
+    masks = []
     for row in documents:
         names, sizes = np.unique(row[row > 0], return_counts=True)
-        found.append(row == names[sizes.argmax()] if len(names) else row > 0)
-    return np.stack(found)
+        masks.append(row == names[sizes.argmax()] if len(names) else row > 0)
+    return np.stack(masks)
 
 
-def _intermediates(model: nnx.Module, run: Callable[[], Any]) -> nnx.State:
-    return nnx.capture(lambda _: run(), nnx.Intermediate)(model)[1]
-
-
-def _named(
-    model: nnx.Module, kind: type[nnx.Module], found: nnx.State
-) -> list[tuple[Any, dict[str, tuple]]]:
-    """The modules of a type that ran, with a tuple of values for each name."""
-    result = []
+def _run(model: nnx.Module, run: Callable[[], Any]) -> list[tuple[Any, dict]]:
+    """The modules that ran, each with a tuple of values for each name."""
+    state = nnx.capture(lambda _: run(), nnx.Intermediate)(model)[1]
+    modules = []
     for path, module in nnx.iter_modules(model):
-        if isinstance(module, kind):
-            at: Any = found
-            for part in path:
-                at = at.get(part, {})
-            values = {
-                name: variable.get_value()
-                for name, variable in at.items()
-                if isinstance(variable, nnx.Intermediate)
-            }
-            if values:
-                result.append((module, values))
-    return result
+        at: Any = state
+        for part in path:
+            at = at.get(part, {})
+        values = {
+            name: variable.get_value()
+            for name, variable in at.items()
+            if isinstance(variable, nnx.Intermediate)
+        }
+        if values:
+            modules.append((module, values))
+    return modules
 
 
-def _blocks(model: nnx.Module, found: nnx.State) -> list[tuple[EncoderBlock, dict]]:
-    blocks = _named(model, EncoderBlock, found)
+def _blocks(
+    model: nnx.Module, modules: list[tuple[Any, dict]]
+) -> list[tuple[EncoderBlock, dict]]:
+    blocks = [pair for pair in modules if isinstance(pair[0], EncoderBlock)]
     if not blocks:
-        wanted = "one made of lra_jax.models.EncoderBlock"
-        raise expected("model", wanted, f"a {type(model).__name__} without any")
+        kind = "one made of lra_jax.models.EncoderBlock"
+        raise expected("model", kind, f"a {type(model).__name__} without any")
     return blocks
 
 
-def _calls(model: nnx.Module, found: nnx.State) -> list[AttentionCall]:
+def _calls(modules: list[tuple[Any, dict]]) -> list[AttentionCall]:
     return [
         AttentionCall(
             layer.mechanism,
@@ -278,7 +250,8 @@ def _calls(model: nnx.Module, found: nnx.State) -> list[AttentionCall]:
             arrays | layer.config.keywords,
             layer.function,
         )
-        for layer, values in _named(model, MultiHeadAttention, found)
+        for layer, values in modules
+        if isinstance(layer, MultiHeadAttention)
         for query, key, value, arrays in zip(
             *(values[n] for n in ("queries", "keys", "values", "keywords")), strict=True
         )

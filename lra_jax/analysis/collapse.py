@@ -138,7 +138,8 @@ def _run(graph: Any, weights: Any, tokens: jax.Array, variant: Variant) -> jax.A
         return network(tokens, variant)
     states = network.hidden_states(tokens)[:1]
     for block in network.blocks:
-        states.append(run_parts(block, states[-1], variant))
+        x = run_parts(block, states[-1], variant, block.attention, block.mlp)
+        states.append(x)
     return jnp.stack(states)
 
 

@@ -33,7 +33,6 @@ from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, known
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import Dense, LayerNorm
-from lra_jax.models.pretrained import PretrainedBlock
 
 INIT = nnx.initializers.normal(0.02)
 EPSILON = 1e-12  # of every layer normalisation in the papers' models
@@ -129,7 +128,6 @@ class Block(nnx.Module):
         self.outer = dense(shape.mlp_dim, shape.width)
         self.mlp_norm = LayerNorm(shape.width, epsilon=EPSILON)
         self.approximate = shape.gelu == "tanh"
-        self.norm_first = False
         self.keeps_activation = shape.shared
 
     def mlp(self, x: jax.Array) -> jax.Array:
@@ -138,32 +136,40 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, variant: Variant) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`."""
-        x = run_parts(self, x, variant)
+        x = run_parts(self, x, variant, self.attention, self.mlp)
         if variant.mlp or not self.keeps_activation:
             return x
         x = x + jax.nn.gelu(x, approximate=self.approximate)
         return self.mlp_norm(x) if variant.norm else x
 
+    def apply_norm(self, norm: LayerNorm, x: jax.Array, *, after: bool) -> jax.Array:
+        """As of an `EncoderBlock`: norms are after the sums."""
+        return norm(x) if after else x
+
 
 def run_parts(
-    block: Block | PretrainedBlock, x: jax.Array, variant: Variant
+    block: Any,
+    x: jax.Array,
+    variant: Variant,
+    attend: Callable[[jax.Array], jax.Array],
+    transform: Callable[[jax.Array], jax.Array],
+    **rows: Any,
 ) -> jax.Array:
-    """A block with parts left out, `[B, T, D]` to `[B, T, D]`.
+    """A block with these functions as its attention and its MLP, and parts left out.
 
-    Without the skip connection ``x = LN(attention(x))``, or ``x = attention(LN(x))`` in
-    a network with norms before attention and MLP.
+    Without the skip connection ``x = LN(attention(x))``, or ``x = attention(LN(x))``.
     """
 
-    def normalise(norm: LayerNorm, x: jax.Array, *, first: bool) -> jax.Array:
-        return norm(x) if variant.norm and block.norm_first == first else x
+    def apply(norm: Any, x: jax.Array, *, after: bool) -> jax.Array:
+        return block.apply_norm(norm, x, after=after, **rows) if variant.norm else x
 
-    branch = block.attention(normalise(block.attention_norm, x, first=True))
+    branch = attend(apply(block.attention_norm, x, after=False))
     x = x + branch if variant.skip else branch
-    x = normalise(block.attention_norm, x, first=False)
-    if not variant.mlp:
+    x = apply(block.attention_norm, x, after=True)
+    if not variant.mlp or block.mlp is None:
         return x
-    x = x + block.mlp(normalise(block.mlp_norm, x, first=True))
-    return normalise(block.mlp_norm, x, first=False)
+    x = x + transform(apply(block.mlp_norm, x, after=False))
+    return apply(block.mlp_norm, x, after=True)
 
 
 class Network(nnx.Module):

@@ -115,13 +115,20 @@ class PretrainedBlock(nnx.Module):
         self, x: jax.Array, mask: jax.Array | None, rngs: nnx.Rngs | None
     ) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`; ``mask`` `[B, T]` is True at real tokens."""
-        if self.norm_first:
-            attended = self.attention(self.attention_norm(x), mask=mask)
-            x = x + self.dropout(attended, rngs)
-            return x + self.dropout(self.mlp(self.mlp_norm(x)), rngs)
-        attended = self.attention(x, mask=mask)
-        x = self.attention_norm(x + self.dropout(attended, rngs))
-        return self.mlp_norm(x + self.dropout(self.mlp(x), rngs))
+
+        def attend(x: jax.Array) -> jax.Array:
+            return self.attention(x, mask=mask)
+
+        parts = (self.attention_norm, attend), (self.mlp_norm, self.mlp)
+        for norm, branch in parts:
+            inner = self.apply_norm(norm, x, after=False)
+            x = x + self.dropout(branch(inner), rngs)
+            x = self.apply_norm(norm, x, after=True)
+        return x
+
+    def apply_norm(self, norm: LayerNorm, x: jax.Array, *, after: bool) -> jax.Array:
+        """As of an `EncoderBlock`."""
+        return x if after == self.norm_first else norm(x)
 
     def mlp(self, x: jax.Array) -> jax.Array:
         """`[B, T, D]` to `[B, T, D]`, without norm and skip connection."""
