@@ -124,6 +124,8 @@ def parse_json(text: str | bytes) -> Any:
         ]
     if level:
         raise ValueError(too_deep)
+    # Half a character of UTF-16, which could be neither shown nor written.
+    json.dumps(values, ensure_ascii=False).encode()
     return values
 
 

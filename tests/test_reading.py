@@ -102,6 +102,12 @@ def test_json_that_is_nested_deeply_is_refused(name, place, content):
     refuse(name, place, "expected metrics" if name == "metrics" else "deep")
 
 
+@by_name(JSON)
+def test_json_with_half_a_character_is_refused(name, place):
+    place.write_text('{"task": "\\ud800", "step": 1, "split": "train"}\n')
+    refuse(name, place, "expected metrics" if name == "metrics" else "surrogates")
+
+
 def test_json_of_a_usual_depth_is_read(tmp_path):
     values = {"a": [{"b": [1, None, "["]}, "}" * 300]}
     (tmp_path / "a.json").write_text(json.dumps(values))
@@ -154,6 +160,17 @@ def test_an_image_whose_pixels_end_early_is_refused(name, place):
     for content in (png(rows[: 33 * 10]), png(rows[:-1]), png(rows, interlaced=1)):
         place.write_bytes(content)
         refuse(name, place, "whole PNG, got fewer pixels")
+
+
+@by_name(["image"])
+def test_an_image_with_a_huge_text_is_refused(name, place):
+    rows = (b"\0" + bytes(32)) * 32
+    text = zlib.compress(bytes(8 << 20))
+    content = b"zTXtkey\0\0" + text
+    chunk = struct.pack(">I", len(content) - 4) + content
+    chunk += struct.pack(">I", zlib.crc32(content))
+    place.write_bytes(png(rows)[:33] + chunk + png(rows)[33:])
+    refuse(name, place, "whole PNG, got Decompressed data too large")
 
 
 @by_name(["image"])

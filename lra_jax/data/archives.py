@@ -132,7 +132,8 @@ def opened(
         raise expected(str(file), wanted, "a file of another kind")
     try:
         with (
-            _Bounded(file) as stream,
+            open_regular(file) as packed,
+            _Bounded(fileobj=packed) as stream,
             tarfile.open(fileobj=stream, mode="r:") as tar,
         ):
             yield _members(tar, stream)

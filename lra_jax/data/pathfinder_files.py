@@ -37,13 +37,12 @@ _LEAST_COLUMNS = 4
 _MOST_METADATA = 64 << 20
 # Allowance for the contents of a PNG besides its pixels.
 _HEADER_BYTES = 1 << 16
-_NOT_WHOLE = (OSError, EOFError, SyntaxError, struct.error, zlib.error)
+_NOT_WHOLE = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error)
 # Of interlaced PNGs: the first row and column of each pass, and the steps between them.
 _ADAM7 = (
     *((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4)),
     *((2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)),
 )
-_LAST_CHUNK = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 class Sample(NamedTuple):
@@ -152,24 +151,25 @@ def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
         raise expected(str(file), wanted, f"{stored:,} bytes")
     data = read_bytes(file)
     try:
-        # Pillow warns about large images, and accepts one without its end.
+        # Pillow warns about large images.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=["PNG"])
-        shape = (image.height, image.width)
-        if (image.mode, shape) != ("L", (size, size)):
-            raise expected(str(file), wanted, f"{image.mode} of shape {shape}")
-        image.verify()
-        if _LAST_CHUNK not in data:
-            raise EOFError("no last chunk")
-        _check_pixels(data, size)
-        return np.asarray(Image.open(io.BytesIO(data), formats=["PNG"]))
+        kind = image.mode, (image.height, image.width)
+        if kind == ("L", (size, size)):
+            image.verify()
+            _check_pixels(data, size)
+            return np.asarray(Image.open(io.BytesIO(data), formats=["PNG"]))
     except (*_NOT_WHOLE, Image.DecompressionBombError) as error:
         raise expected(str(file), "a whole PNG", error) from None
+    raise expected(str(file), wanted, "{} of shape {}".format(*kind))
 
 
 def _check_pixels(data: bytes, size: int) -> None:
-    """Refuses a PNG with too few pixels: Pillow would fill the others with zeros."""
+    """Refuses a PNG without its end, or with too few pixels, as Pillow does not.
+
+    It would fill the others with zeros.
+    """
     depth, interlaced = data[24], data[28]
     grid = _ADAM7 if interlaced else ((0, 0, 1, 1),)
     sides = [
@@ -184,6 +184,8 @@ def _check_pixels(data: bytes, size: int) -> None:
         if kind == b"IDAT":
             stored += data[place + 8 : place + 8 + length]
         place += length + 12
+    if place > len(data):
+        raise EOFError("no last chunk")
     if len(zlib.decompressobj().decompress(stored, needed)) < needed:
         raise EOFError("fewer pixels than rows and columns")
 
