@@ -58,7 +58,10 @@ class Session:
         if not dry:
             hosts.writer_first(self._check_workdir)
         # Now: a checkout can move on while the run trains with the code that it read.
-        origins = {"device": [describe_devices()], "commit": [commit()]}
+        origins = {
+            "device": [describe_devices()],
+            "commit": [*filter(None, [commit()])],
+        }
         self.task.check_on_devices(config)
         quiet = quiet or not hosts.is_writer()
         self.console = RunConsole(config.train.steps, quiet=quiet)
@@ -93,7 +96,7 @@ class Session:
         console, result = self.console, self.result
         if result is not None:
             console.line(f"already finished, in {self.workdir}:")
-            self._name_what_is_lost(result.steps)
+            self._warn_of_losses(result.steps)
         else:
             console.work = self.trainer.tokens_before
             console.facts(summary.facts(self.trainer))
@@ -132,8 +135,8 @@ class Session:
             config = config.replace(wandb=None)
         return tracking.Tracker(config, self.workdir)
 
-    def _name_what_is_lost(self, steps: int) -> None:
-        """Of a finished run, which is not trained again for it."""
+    def _warn_of_losses(self, steps: int) -> None:
+        """Names the files that a finished run has lost; it is not trained again."""
         line = changed_metrics(self.workdir, steps, self.config.train.log_every, {})
         if line:
             self.console.line(line)

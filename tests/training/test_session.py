@@ -280,3 +280,13 @@ def test_a_result_names_the_commit_of_the_start(data_dir, tmp_path, monkeypatch)
     with Session(config, quiet=True) as run:
         monkeypatch.setattr(sessions, "commit", lambda: "now")
         assert run.run().commit == "then"
+
+
+def test_a_result_outside_of_a_checkout_names_no_commit(
+    data_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sessions, "commit", lambda: None)
+    train = {"steps": 1, "eval_every": 1, "warmup": 0}
+    config = helpers.tiny(data_dir, tmp_path / "run", train=train)
+    with Session(config, quiet=True) as run:
+        assert run.run().commit is None
