@@ -19,7 +19,7 @@ from typing import Any
 from lra_jax import cli, progress, runtime, signals
 from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases
 from lra_jax.errors import expected, writable
-from lra_jax.files import make_room
+from lra_jax.files import expand_home, make_room
 
 _PROG = "python -m lra_jax.benchmark"
 _DESCRIPTION = (
@@ -122,7 +122,7 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
     """
     if config.out is None:
         return None
-    out = Path(config.out).expanduser()
+    out = expand_home(config.out, "--out")
     name = "attention" if config.view == "none" else config.view
     figures = out if out.suffix == ".json" else out / f"{name}.json"
     if not out.suffix and out.is_file():

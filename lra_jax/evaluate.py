@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from lra_jax import cli, files, progress, runtime, signals
 from lra_jax.errors import expected, known, renamed, writable
+from lra_jax.files import expand_home
 
 _SCORES = ("bits_per_byte", "perplexity")
 
@@ -62,8 +63,8 @@ def _refuse_model_file(config: EvaluateConfig) -> None:
     """The predictions must not replace the model that is saved before them."""
     if config.save is None or config.predictions is None:
         return
-    model = Path(config.save).expanduser().resolve()
-    file = Path(config.predictions).expanduser().resolve()
+    model = expand_home(config.save, "--save").resolve()
+    file = expand_home(config.predictions, "--predictions").resolve()
     if file in (model, model.with_suffix(".json")):
         wanted = f"another file than those of --save={config.save}"
         raise expected("--predictions", wanted, config.predictions)
@@ -124,7 +125,7 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
             found = predictions(trainer, params, config.split, console)
             lines = map(json.dumps, found)
             text = "".join(f"{line}\n" for line in lines)
-            files.write_text(Path(config.predictions).expanduser(), text)
+            files.write_text(expand_home(config.predictions, "--predictions"), text)
         means = trainer.evaluate(params, config.split, console=console)
     return {
         "accuracy": 100 * means["accuracy"],

@@ -13,11 +13,11 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from lra_jax import cli, progress, runtime, signals
 from lra_jax.errors import InputError, a_thing, expected, reason, renamed
+from lra_jax.files import expand_home, read_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,9 +164,10 @@ def _texts(config: GenerateConfig) -> list[str]:
         return [config.prompt]
     if config.prompt:
         raise expected("--prompt", "nothing with --prompts", f"{config.prompt!r}")
-    file = Path(config.prompts).expanduser()
+    file = expand_home(config.prompts, "--prompts")
     try:
-        whole = file.read_text(encoding="utf-8-sig")  # Some editors write a mark first.
+        # Some editors write a mark first.
+        whole = read_bytes(file).decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         got = f"{file}: {reason(error)}"
         raise expected("--prompts", "a file of UTF-8 text", got) from error

@@ -19,6 +19,7 @@ import tyro
 
 from lra_jax import cli, progress, signals
 from lra_jax.errors import expected, known, writable
+from lra_jax.files import expand_home
 
 _PAGES = ("html", "md")
 
@@ -85,7 +86,7 @@ def write_report(
     for name in formats:
         known("--format", name, (*_PAGES, *exports.FORMATS))
     paths = [folders] if isinstance(folders, str | Path) else folders
-    paths = [Path(path).expanduser() for path in paths]
+    paths = [expand_home(path, "RUNS") for path in paths]
     runs, problems = read_runs(*paths)
     groups = group_runs(runs)
     if not groups:
@@ -97,7 +98,7 @@ def write_report(
         "cannot be read": problems,
         "without some of its metrics": incomplete(runs),
     }
-    out = Path(out).expanduser()
+    out = expand_home(out, "--out")
     with writable("--out", "a folder", out):
         out.mkdir(parents=True, exist_ok=True)
     lines = [f"{why}: {line}" for why, lines in notes.items() for line in lines]

@@ -20,7 +20,7 @@ from lra_jax.configs import Config, get_preset
 from lra_jax.configs.base import flatten
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import Range, expected
-from lra_jax.files import read_json
+from lra_jax.files import expand_home, read_json
 
 if TYPE_CHECKING:
     from lra_jax.training.result import Result
@@ -119,7 +119,7 @@ def make_plan(seeds: Seeds, series: str = "") -> list[Planned]:
     seeds.check_types()
     config = seeds.run
     get_task(config.task).check(config)
-    folder = Path("runs" if config.workdir is None else config.workdir).expanduser()
+    folder = expand_home(config.workdir or "runs", "--workdir")
     plan = []
     for seed in range(config.seed, config.seed + seeds.seeds):
         run = config.replace(seed=seed, workdir=None)

@@ -1,6 +1,7 @@
 """Files that somebody else wrote: no reader hangs, fills the memory or fails without
 the file's name."""
 
+import importlib
 import json
 import os
 import struct
@@ -8,6 +9,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import helpers
 import pytest
 
 from lra_jax import files
@@ -218,3 +220,21 @@ def test_an_unknown_home_folder_is_one_line():
         listops.prepare("~nobody-x/y")
     with pytest.raises(ValueError, match=r"--data.path: .*'~nobody-x/y': no such"):
         checks.existing("~nobody-x/y")
+
+
+@pytest.mark.parametrize(
+    ("program", "flags"),
+    [
+        ("train", ["--workdir={}"]),
+        ("train", ["--data.path={}", "--task=lm"]),
+        ("report", ["{}"]),
+        ("generate", ["--workdir={}"]),
+        ("evaluate", ["--workdir={}"]),
+    ],
+)
+def test_commands_name_the_unknown_home_folder(program, flags, capsys):
+    main = importlib.import_module(f"lra_jax.{program}").main
+    with pytest.raises(SystemExit) as stop:
+        main([flag.format("~nobody-x/y") for flag in flags])
+    error = capsys.readouterr().err
+    helpers.assert_one_error(stop.value.code, error, 2, "'~nobody-x/y': no such user")

@@ -3,7 +3,6 @@ Figure 2): the relative residual after each layer, for each variant of the netwo
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +25,7 @@ from lra_jax.analysis.networks import (
 from lra_jax.analysis.residual import relative_residual
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, renamed
+from lra_jax.files import expand_home
 from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
 from lra_jax.reports import charts
 from lra_jax.reports.figures import Chart, Panel
@@ -230,7 +230,7 @@ def weights_section(
     Raises:
       ValueError: see `lra_jax.models.from_softmax`.
     """
-    path = Path(weights).expanduser()
+    path = expand_home(weights, "weights")
     try:
         encoder = from_softmax(path.parent if path.is_file() else path)
     except ValueError as error:

@@ -18,7 +18,7 @@ from typing import Any
 from lra_jax.benchmarking import accelerator_page, parts
 from lra_jax.benchmarking.settings import BenchmarkConfig
 from lra_jax.errors import expected
-from lra_jax.files import locked, write_json
+from lra_jax.files import expand_home, locked, read_json, write_json
 
 _NAME = "accelerator"
 _ENDED_WELL = ("done", "skipped")
@@ -83,7 +83,7 @@ class Accelerator:
 
     def __init__(self, config: BenchmarkConfig, command: str):
         self.config = config
-        self._folder = Path(config.out or "").expanduser()
+        self._folder = expand_home(config.out or "", "--out")
         self._parts = self._folder / "parts"
         self._parts.mkdir(parents=True, exist_ok=True)
         self._json = self._folder / f"{_NAME}.json"
@@ -139,7 +139,7 @@ class Accelerator:
         if not self._json.exists():
             return {}
         try:
-            before = json.loads(self._json.read_text(encoding="utf-8"))
+            before = read_json(self._json)
             return {name: before[name] for name in (*_IDENTITY, "parts")}
         except (ValueError, KeyError, TypeError) as error:
             got = f"{self._json}, of another kind"
@@ -188,4 +188,4 @@ class Accelerator:
 
 def file_of(config: BenchmarkConfig, part: str) -> Path:
     """The file in which the process of a part leaves its results."""
-    return Path(config.out or "").expanduser() / "parts" / f"{part}.json"
+    return expand_home(config.out or "", "--out") / "parts" / f"{part}.json"

@@ -23,7 +23,7 @@ from lra_jax.attention.inputs import check_eps, check_shape, check_size
 from lra_jax.attention.masking import checked
 from lra_jax.attention.registry import resolve
 from lra_jax.errors import expected, known, reason, renamed, within
-from lra_jax.files import parse_json, read_bytes, read_json
+from lra_jax.files import expand_home, parse_json, read_bytes, read_json
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import RunningMean
@@ -309,7 +309,7 @@ def from_softmax(
         raise expected("mechanism", wanted, f"{entry.name!r}")
     if not isinstance(source, str | os.PathLike):
         return _of_ours(source, mechanism, options, rngs)
-    folder = Path(source).expanduser()
+    folder = expand_home(source, "source")
     if not (folder / "config.json").exists():
         wanted = "a folder with the config.json of a BERT, RoBERTa or GPT-2"
         raise expected("source", wanted, f"{folder}, which has none")

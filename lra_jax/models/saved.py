@@ -26,7 +26,7 @@ from lra_jax import files, own_code, seals
 from lra_jax.attention.inputs import check_size
 from lra_jax.attention.registry import resolve, spell
 from lra_jax.errors import a_thing, drop_removed, expected, known, reason, writable
-from lra_jax.files import read_json
+from lra_jax.files import expand_home, read_json
 from lra_jax.models import arrays
 from lra_jax.models.attention import Buffer
 from lra_jax.models.classifier import SequenceClassifier
@@ -274,7 +274,7 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
       ValueError: there is no such file, or it does not fit this version of the package.
     """
     path, described = _read(run_or_file)
-    is_run = Path(run_or_file).expanduser().is_dir()
+    is_run = expand_home(run_or_file, "run").is_dir()
     code = own_code.preferred(path.parent) if allow_code and is_run else None
     with code or contextlib.nullcontext():
         try:
@@ -313,7 +313,7 @@ def read_digest(run_or_file: str | os.PathLike[str]) -> str:
 
 def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     """The path of a model's arrays, and the description next to it."""
-    path = Path(run_or_file).expanduser()
+    path = expand_home(run_or_file, "run")
     if not path.exists():
         wanted = f"a run directory with {FILE}, or NAME.safetensors"
         raise expected("run", wanted, f"{path}, which does not exist")
@@ -481,7 +481,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _path(file: str | os.PathLike[str]) -> Path:
-    path = Path(file).expanduser()
+    path = expand_home(file, "file")
     if path.suffix != ".safetensors":
         raise expected("file", "NAME.safetensors", path)
     return path

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from lra_jax import progress
 from lra_jax.errors import writable
-from lra_jax.files import replacing, write_text
+from lra_jax.files import expand_home, replacing, write_text
 from lra_jax.reports import charts
 from lra_jax.reports.figures import Chart
 from lra_jax.reports.table import Table, to_markdown
@@ -65,7 +65,7 @@ class Page:
         self.title = title
         self.made_by = dict(made_by or {})
         self._parts: list[tuple[str, Any]] = []
-        self._folder = Path(folder or ".").expanduser()
+        self._folder = expand_home(folder or ".", "--out")
         around = (self._folder, *self._folder.parents)
         self._made = [folder for folder in around if not folder.exists()]
         with writable("--out", "a folder", self._folder):

@@ -15,6 +15,7 @@ from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import InputError, expected, noted
+from lra_jax.files import expand_home
 from lra_jax.models.saved import write
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import sharding
@@ -68,7 +69,7 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
       ValueError: it is not a run directory, its settings are invalid, it names a
         function that is not allowed, or its data have changed.
     """
-    folder = Path(workdir).expanduser()
+    folder = expand_home(workdir, "workdir")
     config, fingerprint = read_config(folder)
     if ":" in config.attention and not allow_code:
         wanted = (
@@ -100,7 +101,7 @@ def _place_of_path(flag: str, config: Config, folder: Path) -> str | None:
     if flag not in ("--data.dir", "--data.path", "--data.checkpoint"):
         return None
     value = getattr(config.data, flag.removeprefix("--data."), None)
-    if not value or Path(value).expanduser().is_absolute():
+    if not value or expand_home(value, "path").is_absolute():
         return None
     settings = folder / "config.json"
     return f"{value} of {settings}, relative to the folder where the run was started"

@@ -10,6 +10,7 @@ import jax
 from lra_jax import own_code
 from lra_jax.configs import Config, get_preset
 from lra_jax.errors import InputError, expected, noted
+from lra_jax.files import expand_home
 from lra_jax.models import saved
 from lra_jax.tasks import get_task
 from lra_jax.training import dry_run, hosts, summary, tracking
@@ -270,6 +271,6 @@ class Session:
 def default_workdir(config: Config) -> Path:
     """``config.workdir``, or a folder under ``runs/`` named after the settings."""
     if config.workdir is not None:
-        return Path(config.workdir).expanduser()
+        return expand_home(config.workdir, "--workdir")
     preset = get_preset(config.task, config.preset, config.attention)
     return Path("runs") / config.run_name(preset)

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from lra_jax.configs import Config
 from lra_jax.errors import expected, on_one_line
-from lra_jax.files import write_text
+from lra_jax.files import read_bytes, write_text
 
 
 def check(config: Config) -> None:
@@ -101,4 +101,4 @@ def _identify(workdir: Path) -> str:
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
         write_text(file, uuid.uuid4().hex)
-    return file.read_text(encoding="utf-8")
+    return read_bytes(file).decode()
