@@ -1,11 +1,10 @@
 """Kills runs at random moments, resumes them, and compares them with undisturbed ones.
 
-    python benchmarks/soak.py --kills=30 --stops=14 --out=results/soak.json
-    python benchmarks/soak.py --kills=20 --stops=0 --processes=2 --out=...
+    python benchmarks/soak.py --kills=50 --stops=14 --out=results/soak.json
 
-A small run on generated ListOps is trained again and again. Each time its processes, or
-sometimes only one of two, get a SIGKILL at a random moment of one phase (start-up,
-data, compilation, step, evaluation, checkpoint, end); then the same command resumes.
+A small run on generated ListOps is trained again and again. Each time it gets a SIGKILL
+at a random moment of one phase (start-up, data, compilation, step, evaluation,
+checkpoint, end); then the same command resumes.
 Parameters, optimiser, metric sums, position in the data, metrics and result at the end
 must equal those of an undisturbed run, bit for bit. Stops are SIGINT and SIGTERM in the
 same phases: the run must end with their exit code and one line. The log lists each of
@@ -20,7 +19,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -60,10 +58,9 @@ LIMIT = 600  # Seconds.
 
 @dataclasses.dataclass
 class Job:
-    """One run: its place, its number of processes, and when the first one began."""
+    """One run: its place, and when and as which process it began."""
 
     folder: Path
-    processes: int
     begun: float = 0.0
     pid: int = 0
 
@@ -80,30 +77,24 @@ class Job:
     def finished(self) -> bool:
         return (self.workdir / "result.json").exists()
 
-    def start(self, compiles: bool = False) -> list[subprocess.Popen[bytes]]:
-        """Starts its processes; their output goes to files. All share compiled
-        programs, unless this one compiles its own."""
+    def start(self, compiles: bool = False) -> subprocess.Popen[bytes]:
+        """Starts it; its output goes to files. All jobs share compiled programs, unless
+        this one compiles its own."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cache = self.folder.parent / "cache"
         if compiles:
             cache = self.folder / f"cache-{time.time_ns()}"
         environment = os.environ | ENVIRONMENT
-        environment["LRA_JAX_CPU_DEVICES"] = str(2 // self.processes)
         environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-        port, started = free_port(), []
+        command = [sys.executable, "-m", "lra_jax.train", *self.flags]
         self.begun = time.time()
-        for index in range(self.processes):
-            command = [sys.executable, "-m", "lra_jax.train", *self.flags]
-            if self.processes > 1:
-                command += ["--distributed=True", f"--coordinator=127.0.0.1:{port}"]
-                command += [f"--num_processes={self.processes}"]
-                command += [f"--process_id={index}"]
-            out, err = (self.folder / f"{name}{index}.txt" for name in ("out", "err"))
-            with out.open("wb") as stdout, err.open("wb") as stderr:
-                streams: Any = {"stdout": stdout, "stderr": stderr}
-                started.append(subprocess.Popen(command, env=environment, **streams))
-        self.pid = started[0].pid
-        return started
+        out, err = (self.folder / f"{name}.txt" for name in ("out", "err"))
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                command, env=environment, stdout=stdout, stderr=stderr
+            )
+        self.pid = process.pid
+        return process
 
     def metrics(self) -> list[dict[str, Any]]:
         """The complete lines of its metrics."""
@@ -113,8 +104,8 @@ class Job:
         return []
 
     def read(self, name: str) -> str:
-        """The output or the errors of process 0."""
-        return (self.folder / f"{name}0.txt").read_text()
+        """Its output, or its errors."""
+        return (self.folder / f"{name}.txt").read_text()
 
 
 def _watches(job: Job) -> bool:
@@ -173,25 +164,18 @@ def await_phase(
 
 def kill(job: Job, phase: str, rng: random.Random) -> dict[str, Any] | None:
     """Starts a job and kills it in a phase; None if it ended first."""
-    processes = job.start(compiles=phase == "compilation")
+    process = job.start(compiles=phase == "compilation")
     try:
-        if not await_phase(job, processes[0], phase, rng):
-            return None
-        alone = len(processes) > 1 and rng.random() < 0.5
-        victims = [rng.choice(processes)] if alone else processes
-        for victim in victims:
-            victim.kill()
-        if alone:  # The other one notices, or is killed likewise.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                next(p for p in processes if p not in victims).wait(timeout=5)
-        return {"phase": phase, "killed": len(victims), "step": last_step(job)}
+        reached = await_phase(job, process, phase, rng)
     finally:
-        end(processes)
+        process.kill()
+        process.wait()
+    return {"phase": phase, "step": last_step(job)} if reached else None
 
 
 def stop(job: Job, phase: str, name: str, rng: random.Random) -> dict[str, Any]:
     """Starts a job and sends it a signal in a phase; how it ended."""
-    (process,) = job.start(compiles=phase == "compilation")
+    process = job.start(compiles=phase == "compilation")
     signum = getattr(signal, name)
     try:
         sent = await_phase(job, process, phase, rng)
@@ -200,7 +184,7 @@ def stop(job: Job, phase: str, name: str, rng: random.Random) -> dict[str, Any]:
             process.send_signal(signum)
         code = process.wait(timeout=LIMIT)
     finally:
-        end([process])
+        process.kill()
     seconds = round(time.monotonic() - start, 2)
     errors = job.read("err").splitlines()
     lines = [*job.read("out").splitlines()[-1:], *errors]
@@ -218,25 +202,11 @@ def last_step(job: Job) -> int:
     return max((line["step"] for line in job.metrics()), default=0)
 
 
-def end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Kills what still runs."""
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
 def finish(job: Job) -> None:
-    """Resumes a job until it ends; if one process fails, the other is killed."""
-    processes = job.start()
-    deadline = time.monotonic() + LIMIT
-    codes: list[int | None] = [None]
-    while None in codes and not any(codes) and time.monotonic() < deadline:
-        time.sleep(0.05)
-        codes = [process.poll() for process in processes]
-    end(processes)
-    if any(code != 0 for code in codes):
-        errors = [path.read_text() for path in sorted(job.folder.glob("err*.txt"))]
-        raise RuntimeError("\n".join([f"exit codes {codes}", *errors]))
+    """Resumes a job until it ends."""
+    code = job.start().wait(timeout=LIMIT)
+    if code != 0:
+        raise RuntimeError(f"exit code {code}\n{job.read('err')}")
 
 
 def outcome(job: Job) -> dict[str, Any]:
@@ -249,18 +219,17 @@ def outcome(job: Job) -> dict[str, Any]:
 
     config = cli.parse_config("soak", "", job.flags)
     with Session(config, quiet=True) as session:
-        # Each process has its own positions in the data, which are compared as files.
         state, progress = session.trainer.checkpoints.restore(
-            session.trainer.state, session.trainer.data if job.processes == 1 else None
+            session.trainer.state, session.trainer.data
         )
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = {jax.tree_util.keystr(k): np.asarray(x).tobytes() for k, x in leaves}
-    latest = job.workdir / "checkpoints" / "latest" / str(STEPS) / "data"
     result = json.loads((job.workdir / "result.json").read_text())
+    latest = job.workdir / "checkpoints" / "latest" / str(STEPS) / "data"
     return {
         "arrays": arrays,
-        "progress": progress._replace(seconds=0.0),
         "position": {p.name: p.read_text() for p in sorted(latest.glob("*.json"))},
+        "progress": progress._replace(seconds=0.0),
         "metrics": [
             {name: value for name, value in line.items() if name not in TIMES}
             for line in job.metrics()
@@ -304,17 +273,15 @@ def disturb(
     return {"kills": kills, "stops": stops}
 
 
-def soak(
-    folder: Path, processes: int, kills: int, stops: int, rng: random.Random
-) -> dict[str, Any]:
+def soak(folder: Path, kills: int, stops: int, rng: random.Random) -> dict[str, Any]:
     """Disturbs runs until there are enough kills and stops; the log of all, and how
     each run differs from an undisturbed one."""
-    undisturbed = Job(folder / "alone", processes)
+    undisturbed = Job(folder / "alone")
     finish(undisturbed)
     reference = outcome(undisturbed)
     plan, runs = make_plan(kills, stops, rng), []
     while plan:
-        job = Job(folder / f"run{len(runs)}", processes)
+        job = Job(folder / f"run{len(runs)}")
         log = disturb(job, plan, rng)
         finish(job)
         result = outcome(job)
@@ -324,7 +291,6 @@ def soak(
         shutil.rmtree(job.folder)
     stopped = [row for run in runs for row in run["stops"]]
     return {
-        "processes": processes,
         "kills": sum(len(run["kills"]) for run in runs),
         "runs": len(runs),
         "runs_equal": sum(not run["differ"] for run in runs),
@@ -335,29 +301,18 @@ def soak(
     }
 
 
-def free_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--stops", type=int, default=14, help="of one process only")
-    parser.add_argument("--processes", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--stops", type=int, default=14)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.processes > 1 and options.stops:
-        parser.error("--stops: expected 0 with --processes=2")
     os.environ |= ENVIRONMENT
     with tempfile.TemporaryDirectory(prefix="soak") as folder:
         rng = random.Random(options.seed)
-        place = Path(folder), options.processes
-        report = soak(*place, options.kills, options.stops, rng)
+        report = soak(Path(folder), options.kills, options.stops, rng)
     print({name: value for name, value in report.items() if name != "log"})
     if options.out is not None:
         write(options.out, origin() | report)

@@ -1,4 +1,4 @@
-"""benchmarks/soak.py in small: one kill and one stop, with one process."""
+"""benchmarks/soak.py in small: one kill and one stop."""
 
 import json
 import random
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_killed_runs_end_like_one_left_alone(tmp_path):
-    command = [sys.executable, soak.__file__, "--kills=1", "--stops=1", "--processes=1"]
+    command = [sys.executable, soak.__file__, "--kills=1", "--stops=1"]
     out = tmp_path / "soak.json"
     ended = subprocess.run(
         [*command, "--seed=1", f"--out={out}"],
