@@ -2,13 +2,13 @@
 
 import re
 import signal
+import socket
 import subprocess
 import time
 
 import helpers
 import numpy as np
 import pytest
-from soak import free_port
 
 from lra_jax.training import hosts
 from lra_jax.training.metrics import read_metrics
@@ -17,6 +17,13 @@ from lra_jax.training.session import Session
 pytestmark = pytest.mark.slow
 
 TRAIN = {"steps": 30, "eval_every": 5, "log_every": 5, "warmup": 2}
+
+
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def start_both(flags: list[str], first: str = "") -> list[subprocess.Popen[str]]:
