@@ -249,8 +249,8 @@ def _check_layer(layer: MultiHeadAttention) -> None:
         wrong[name] = bool(getattr(config, name))
     reasons = [name for name, is_so in wrong.items() if is_so]
     if reasons:
-        wanted = "plain softmax over all positions of the layer's own inputs"
-        raise expected("model", wanted, " and ".join(reasons))
+        kind = "plain softmax over all positions of the layer's own inputs"
+        raise expected("model", kind, " and ".join(reasons))
 
 
 def _attend(x: np.ndarray, layer: MultiHeadAttention) -> np.ndarray:

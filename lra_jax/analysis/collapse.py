@@ -275,8 +275,8 @@ def _compare_networks(
             label = f"{network}, {variant}"
             rows.append((label, *(f"{x:.3f}" for x in mean)))
             if theirs:
-                shown = (f"{theirs[layer]:.3f}" for layer in layers)
-                rows.append((f"{label}, published", *shown))
+                cells = (f"{theirs[layer]:.3f}" for layer in layers)
+                rows.append((f"{label}, published", *cells))
         settings = {"title": _TITLES.get(network, network), "xlabel": "layer"}
         panels.append(Panel(lines, integers="x", settings=settings | {"ylim": -0.03}))
     chart = Chart(

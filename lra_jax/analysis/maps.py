@@ -99,9 +99,8 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     competition = allocation = None
     if call.mechanism.name == "flow":
         terms = flow_terms(call.query, call.key, **call.keywords)
-        seen = slice(front, end)
-        competition = np.asarray(terms.competition)[0, seen].T
-        allocation = np.asarray(terms.allocation)[0, seen].T
+        competition = np.asarray(terms.competition)[0, front:end].T
+        allocation = np.asarray(terms.allocation)[0, front:end].T
     label = prediction = None
     if batch["labels"].ndim == 1:
         label = int(batch["labels"][0])
@@ -122,8 +121,8 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
 def even_shares(documents: np.ndarray) -> np.ndarray:
     """The shares `[T]`, on average 1, that the tokens of a causal model would receive
     if each attended evenly to those of its document that it sees."""
-    seen = np.tril(documents[:, None] == documents[None])
-    received = (seen / seen.sum(1, keepdims=True)).mean(0)
+    mask = np.tril(documents[:, None] == documents[None])
+    received = (mask / mask.sum(1, keepdims=True)).mean(0)
     return received / received.mean()
 
 

@@ -96,10 +96,10 @@ class PathBlock(nnx.Module):
         out: Any = self.attention.out
         width = self.attention.head_dim
         rows = jnp.arange(out.kernel[...].shape[0]) // width == head
-        whole = out.kernel[...]
-        out.kernel[...] = jnp.where(rows[:, None], whole, 0)
+        kernel = out.kernel[...]
+        out.kernel[...] = jnp.where(rows[:, None], kernel, 0)
         branch = _normalise(self.attention(x, mask=mask))
-        out.kernel[...] = whole
+        out.kernel[...] = kernel
         return jnp.where(head < 0, x, branch)
 
 
@@ -187,8 +187,8 @@ def check_mechanism(mechanism: str) -> None:
     """
     entry = registry.resolve(mechanism)
     if entry.parameters or len(entry.projections) < 4:
-        wanted = "a mechanism of queries, keys and values without its own parameters"
-        raise expected("--attention", wanted, repr(mechanism))
+        kind = "a mechanism of queries, keys and values without parameters of its own"
+        raise expected("--attention", kind, repr(mechanism))
 
 
 def draw_paths(
@@ -238,8 +238,8 @@ def fit_epochs(
 
     def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
         params, state, key = carry
-        key, own = jax.random.split(key)
-        value, grads = jax.value_and_grad(loss)(params, *batch, own)
+        key, dropout = jax.random.split(key)
+        value, grads = jax.value_and_grad(loss)(params, *batch, dropout)
         with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
             updates, state = optimizer.update(grads, state, params)
         return (optax.apply_updates(params, updates), state, key), value

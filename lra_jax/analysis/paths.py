@@ -84,30 +84,25 @@ def path_decomposition(
       >>> rng = np.random.default_rng(0)
       >>> x, weights = rng.normal(size=(5, 4)), np.full((2, 3, 5, 5), 1 / 5)
       >>> kernels = rng.normal(size=(2, 3, 4, 4))
-      >>> found = path_decomposition(x, weights, kernels, skip=True)
-      >>> found.num_paths  # Three heads or none, in each of two layers.
+      >>> network = path_decomposition(x, weights, kernels, skip=True)
+      >>> network.num_paths  # Three heads or none, in each of two layers.
       16
       >>> for layer in range(2):
       ...     x = x + sum(weights[layer, h] @ x @ kernels[layer, h] for h in range(3))
-      >>> bool(np.allclose(found.total(), x))
+      >>> bool(np.allclose(network.total(), x))
       True
     """
-    x, weights, kernels, bias = _checked(x, weights, kernels, bias)
+    x, weights, kernels, bias = _check(x, weights, kernels, bias)
     num_layers, num_heads = weights.shape[:2]
     branches = list(range(num_heads)) + [SKIPPED] * skip
     num_paths = len(branches) ** num_layers
     if num_samples is not None:
         check_size("num_samples", num_samples)
-        drawn = np.random.default_rng(seed).integers(
-            len(branches), size=(num_samples, num_layers)
-        )
-        paths = np.array(branches)[drawn]
+        rng = np.random.default_rng(seed)
+        paths = rng.choice(branches, size=(num_samples, num_layers))
     elif num_paths > _MOST_PATHS:
-        wanted = (
-            f"an int for a network of {num_paths} paths (all of them are computed up "
-            f"to {_MOST_PATHS})"
-        )
-        raise expected("num_samples", wanted, None)
+        number = f"an int for more than {_MOST_PATHS} paths ({num_paths})"
+        raise expected("num_samples", number, None)
     else:
         grid = np.meshgrid(*[branches] * num_layers, indexing="ij")
         paths = np.stack(grid, -1).reshape(-1, num_layers)
@@ -155,12 +150,12 @@ def _remainder(
     """The network's output for zeros: the biases, passed through the layers above."""
     rest = np.zeros_like(x)
     for matrices, products, row in zip(weights, kernels, bias, strict=True):
-        attended = np.einsum("hts,sd,hde->te", matrices, rest, products, optimize=True)
-        rest = rest * skip + attended + row
+        heads = np.einsum("hts,sd,hde->te", matrices, rest, products, optimize=True)
+        rest = rest * skip + heads + row
     return rest
 
 
-def _checked(
+def _check(
     x: ArrayLike, weights: ArrayLike, kernels: ArrayLike, bias: ArrayLike | None
 ) -> tuple[np.ndarray, ...]:
     x, weights, kernels = (np.asarray(a, np.float64) for a in (x, weights, kernels))

@@ -48,7 +48,7 @@ def residual(
       array([[-1.,  0.],
              [ 1.,  0.]])
     """
-    x, mask = _checked(x, mask)
+    x, mask = _check(x, mask)
     if known("center", center, get_args(Center)) == "mean":
         count = np.maximum(mask.sum(-1), 1)
         middle = np.where(mask[..., None], x, 0.0).sum(-2) / count[..., None]
@@ -71,7 +71,7 @@ def composite_norm(x: ArrayLike) -> np.ndarray:
       >>> composite_norm([[3.0, 0.0], [0.0, -12.0]])
       np.float64(12.0)
     """
-    size = np.abs(_checked(x, None)[0])
+    size = np.abs(_check(x, None)[0])
     return np.sqrt(size.sum(-2).max(-1, initial=0) * size.sum(-1).max(-1, initial=0))
 
 
@@ -90,13 +90,13 @@ def relative_residual(
       >>> relative_residual([[1.0, 2.0], [1.0, 2.0]])  # Two equal tokens.
       np.float64(0.0)
     """
-    x, mask = _checked(x, mask)
+    x, mask = _check(x, mask)
     whole = composite_norm(np.where(mask[..., None], x, 0.0))
     rest = composite_norm(residual(x, center, mask))
     return rest / np.where(whole == 0, 1.0, whole)
 
 
-def _checked(x: ArrayLike, mask: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
+def _check(x: ArrayLike, mask: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
     """float64 `[..., T, D]` and a boolean mask `[..., T]`."""
     x = np.asarray(x, np.float64)
     if x.ndim < 2:

@@ -33,37 +33,29 @@ def cumulative_spectrum(weights: ArrayLike) -> np.ndarray:
     return np.where(whole == 0, 1.0, sums / np.where(whole == 0, 1.0, whole))
 
 
-def effective_rank(weights: ArrayLike, fraction: float | None = None) -> np.ndarray:
+def effective_rank(weights: ArrayLike) -> np.ndarray:
     """The number of directions that a matrix effectively uses.
+
+    ``exp(entropy(s / sum(s)))`` of the singular values s (Roy and Vetterli 2007).
 
     Args:
       weights: attention matrices `[..., T, S]`.
-      fraction: None for ``exp(entropy(s / sum(s)))`` of the singular values s (Roy and
-        Vetterli 2007), a real number between 1 and min(T, S); or a number in (0, 1]
-        for the least k such that the k largest values sum to that share of the total.
 
     Returns:
-      float64 `[...]`; 0 for a matrix of zeros.
+      float64 `[...]`, between 1 and min(T, S); 0 for a matrix of zeros.
 
     Raises:
-      ValueError: the fraction is out of range, or as in `cumulative_spectrum`.
+      ValueError: as in `cumulative_spectrum`.
 
     Examples:
       >>> effective_rank(np.eye(8)), effective_rank(np.full((8, 8), 1 / 8))
       (array(8.), array(1.))
     """
-    if fraction is not None and not 0 < fraction <= 1:
-        raise expected("fraction", "None or a number in (0, 1]", fraction)
     values = _singular_values(weights)
     whole = values.sum(-1, keepdims=True)
     shares = values / np.where(whole == 0, 1.0, whole)
-    if fraction is None:
-        logs = np.log(np.where(shares > 0, shares, 1.0))
-        ranks = np.exp(-(shares * logs).sum(-1))
-    else:
-        # The last sum may fall short of 1 by rounding.
-        enough = np.cumsum(shares, -1) >= fraction - 1e-12
-        ranks = enough.argmax(-1) + 1.0
+    logs = np.log(np.where(shares > 0, shares, 1.0))
+    ranks = np.exp(-(shares * logs).sum(-1))
     return np.where(whole[..., 0] == 0, 0.0, ranks)
 
 

@@ -176,13 +176,11 @@ class Tree(NamedTuple):
         middle of its arguments, and a closing bracket has no place.
       parents: the operator to which an argument belongs.
       words: the word of each.
-      text: every token as written, including brackets.
     """
 
     places: dict[int, tuple[float, int]]
     parents: dict[int, int]
     words: dict[int, str]
-    text: list[str]
 
 
 def tree(tokens: np.ndarray) -> Tree:
@@ -209,7 +207,7 @@ def tree(tokens: np.ndarray) -> Tree:
         if opened:
             opened[-1][1].append(column)
     words = {node: _WORDS[tokens[node]].strip("[") for node in places}
-    return Tree(places, parents, words, [_WORDS[token] for token in tokens])
+    return Tree(places, parents, words)
 
 
 def apply(operator: int, values: list[int]) -> int:
