@@ -12,10 +12,19 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from lra_jax import cli, progress, runtime, signals
-from lra_jax.errors import InputError, expected, known, not_negative, renamed
+from lra_jax.errors import (
+    Count,
+    InputError,
+    Range,
+    Size,
+    check_types,
+    expected,
+    known,
+    renamed,
+)
 
 PROG = "python -m lra_jax.analyze"
 
@@ -43,15 +52,17 @@ class RankCollapse:
     draw its curves instead."""
     norm: bool = True
     """Use layer normalisation in the blocks."""
-    length: int = 128
+    length: Annotated[
+        int, Range("at least 2, since a single token has no residual", 2)
+    ] = 128
     """Length of the random sequences, in tokens."""
-    layers: int | None = None
+    layers: Size | None = None
     """Layers of the networks; by default 12, as published."""
-    examples: int = 4
+    examples: Size = 4
     """Sequences per initialisation, or from the run's test split."""
-    draws: int = 2
+    draws: Size = 2
     """Number of initialisations of each network."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the first initialisation and its tokens."""
 
 
@@ -68,9 +79,9 @@ class Paths:
     full: bool = False
     """Use the published settings, whatever accuracy they reach. The default settings
     take minutes on 2 cores."""
-    repeats: int = 5
+    repeats: Size = 5
     """Number of draws of the random paths of each length."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of data, weights and paths."""
 
 
@@ -91,11 +102,11 @@ class Spectrum:
     """Without a run: the network at initialisation."""
     attention: str = "softmax,cosformer,linformer"
     """Without a run: mechanisms to draw side by side."""
-    length: int = 512
+    length: Size = 512
     """Without a run: tokens of a sequence."""
-    examples: int = 1
+    examples: Size = 1
     """Number of sequences to average over."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the initialisation and its tokens."""
 
 
@@ -114,9 +125,9 @@ class Maps:
     only for a directory that you trust."""
     split: str = "test"
     """Split of the example."""
-    example: int | None = None
+    example: Count | None = None
     """Which example of the split; by default the shortest."""
-    layer: int = 1
+    layer: Size = 1
     """Which layer, counted from 1."""
 
 
@@ -171,7 +182,7 @@ def run(settings: Any, typed: str = "") -> Path:
         raise expected("--out", "a folder", repr(settings.out))
     page = Page(command.title, settings.out, made_by)
     try:
-        not_negative("--seed", getattr(settings, "seed", 0))
+        check_types(settings, "--")
         with charts.style():
             for section in command.sections(settings):
                 page.add(section)
@@ -186,11 +197,7 @@ def run(settings: Any, typed: str = "") -> Path:
 
 
 # The flags of the settings, by the names that the analyses use.
-_FLAGS = {
-    name: f"--{name}"
-    for name in ("attention", "length", "draws", "repeats", "layer", "example", "split")
-}
-_FLAGS |= {"num_layers": "--layers", "batch_size": "--examples"}
+_FLAGS = {n: f"--{n}" for n in ("attention", "length", "layer", "example", "split")}
 
 
 def _flat(value: Any) -> str:
@@ -203,16 +210,9 @@ def _rank_collapse(settings: RankCollapse) -> Iterator[Any]:
     from lra_jax.analysis import bounded_collapse, collapse
     from lra_jax.analysis.networks import SHAPES, VARIANTS
     from lra_jax.attention import registry
-    from lra_jax.attention.inputs import check_size
 
     if settings.weights is not None and settings.workdir is not None:
         raise expected("--weights", "nothing with --workdir", repr(settings.weights))
-    if settings.length < 2:
-        least = "at least 2, since a single token has no residual"
-        raise expected("--length", least, settings.length)
-    for name in ("layers", "examples", "draws"):
-        if getattr(settings, name) is not None:
-            check_size(f"--{name}", getattr(settings, name))
     variants = {n: v._replace(norm=settings.norm) for n, v in VARIANTS.items()}
     sizes: dict[str, Any] = {"length": settings.length, "seed": settings.seed}
     if settings.workdir is not None:
@@ -242,12 +242,10 @@ def _paths(settings: Paths) -> Iterator[Any]:
     from lra_jax.analysis import circle
     from lra_jax.analysis import path_experiments as paths
     from lra_jax.analysis.path_network import check_mechanism
-    from lra_jax.attention.inputs import check_size
 
     names = _names("experiment", settings.experiment)
     for name in names:
         known("--experiment", name, (*paths.PUBLISHED, "circle"))
-    check_size("--repeats", settings.repeats)
     check_mechanism(settings.attention)
     yield paths.lengths_section()
     experiments = paths.PUBLISHED if settings.full else paths.QUICK
@@ -273,9 +271,7 @@ def _spectrum(settings: Spectrum) -> Iterator[Any]:
     from lra_jax.analysis import spectra
     from lra_jax.analysis.networks import SHAPES
     from lra_jax.attention import registry
-    from lra_jax.attention.inputs import check_size
 
-    check_size("--examples", settings.examples)
     if settings.workdir is not None:
         saved, batch = _load(settings)
         config = saved.config
@@ -309,10 +305,8 @@ def _spectrum(settings: Spectrum) -> Iterator[Any]:
 
 def _maps(settings: Maps) -> Iterator[Any]:
     from lra_jax.analysis.maps import example_maps, maps_section, shortest
-    from lra_jax.attention.inputs import check_size
     from lra_jax.training.restore import load_run
 
-    check_size("--layer", settings.layer)
     progress.say(f"loading {settings.workdir} ...")
     saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
     example = settings.example

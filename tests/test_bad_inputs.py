@@ -243,11 +243,14 @@ analyze rank-collapse --draws=0 ~ --draws: expected a positive int
 analyze rank-collapse --seed=-1 ~ --seed: expected 0 or a positive
 analyze rank-collapse --workdir=nope ~ --workdir: expected a run directory
 analyze rank-collapse --workdir=nope --examples=0 ~ --examples: expected
-analyze rank-collapse --weights=nope ~ --weights: expected
+analyze rank-collapse --weights=nope ~ --weights: expected a folder with
+analyze rank-collapse --weights=a --workdir=b ~ --weights: expected nothing with
+analyze rank-collapse --netwrk=bert ~ --network
+analyze rank-collapse --out= ~ --out: expected a folder, got ''
 analyze rank-collapse --weights=/dev/null ~ --weights: expected
 analyze spectrum --network=foo ~ --network: expected one of
 analyze spectrum --attention=foo ~ --attention: expected one of
-analyze spectrum --length=0 ~ --length: expected 1 to 512
+analyze spectrum --length=0 ~ --length: expected a positive int
 analyze spectrum --examples=0 ~ --examples: expected a positive int
 analyze spectrum --seed=-5 ~ --seed: expected 0 or a positive
 analyze spectrum --workdir=nope ~ --workdir: expected a run directory

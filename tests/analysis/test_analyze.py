@@ -2,7 +2,6 @@
 
 import json
 
-import helpers
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,12 +13,6 @@ from lra_jax.analysis.networks import zipf_tokens
 from lra_jax.models import from_softmax
 
 SMALL = ["--layers=1", "--length=8", "--examples=1", "--draws=1"]
-
-
-def fails(capsys, *args):
-    with pytest.raises(SystemExit) as stop:
-        analyze.main(args)
-    return stop.value.code, capsys.readouterr().err
 
 
 def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
@@ -44,28 +37,6 @@ def test_rank_collapse_makes_a_page(tmp_path, capsys, small_networks):
     assert set(stored["data"]) == {"softmax", "linear"}
 
 
-@pytest.mark.parametrize(
-    ("args", "parts"),
-    [
-        (["rank-collapse", "--netwrk=bert"], ["--netwrk", "--network"]),
-        (["rank-collapse", "--length=1"], ["--length: expected at least 2", "got 1"]),
-        (
-            ["rank-collapse", "--weights=/nowhere"],
-            ["--weights: expected a folder with the config.json", "/nowhere"],
-        ),
-        (
-            ["rank-collapse", "--weights=/a", "--workdir=/b"],
-            ["--weights: expected nothing with --workdir"],
-        ),
-    ],
-)
-def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_networks):
-    if args[0] == "rank-collapse":
-        args = [*args, f"--out={tmp_path / 'out'}"]
-    code, error = fails(capsys, *args)
-    helpers.assert_one_error(code, error, 2, *parts)
-
-
 def test_what_is_stopped_leaves_no_empty_folder(tmp_path, monkeypatch):
     def stopped(line: str) -> None:
         assert (tmp_path / "new" / "out").is_dir()
@@ -76,17 +47,6 @@ def test_what_is_stopped_leaves_no_empty_folder(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         analyze.run(settings)
     assert not (tmp_path / "new").exists()
-
-
-def test_an_empty_out_is_no_folder(capsys):
-    code, error = fails(capsys, "rank-collapse", "--out=")
-    helpers.assert_one_error(code, error, 2, "--out: expected a folder, got ''")
-
-
-def test_out_that_is_a_file(tmp_path, capsys):
-    (tmp_path / "out").write_text("")
-    code, error = fails(capsys, "rank-collapse", f"--out={tmp_path / 'out'}")
-    helpers.assert_one_error(code, error, 2, "--out", "can be written")
 
 
 def bert_arrays(width=128, mlp=8, layers=1):
