@@ -1,8 +1,8 @@
 """The source of a user's attention, which a run keeps in ``code/`` in its folder.
 
 A result belongs to the code that produced it. `keep` copies the files, and refuses to
-continue a run, or to show its result, once they have changed; `preferred` lets a run
-be scored from any folder, with the code that it was trained with.
+continue a run, or to show its result, once they have changed; with `prefer_copies` a
+run is scored from any folder by the code that it was trained with.
 """
 
 import ast
@@ -51,22 +51,24 @@ def _modules(attention: str) -> dict[str, tuple[str, str]]:
     home = top.parent if top.name == "__init__.py" else top
     installed = _INSTALLED & {*top.parts}
     within = home if installed else home.parent
-    found: dict[Path, tuple[str, str]] = {}
+    modules: dict[Path, tuple[str, str]] = {}
     names = [named, mechanism.module]
     while names:
         name = names.pop()
         file = _file(name)
-        if file is None or file in found or not file.is_relative_to(within):
+        if file is None or file in modules or not file.is_relative_to(within):
             continue
         # Excludes a virtual environment within the user's folder, and this package.
         if not installed and (_INSTALLED & {*file.parts} or name.startswith("lra_jax")):
             continue
         text = file.read_text(encoding="utf-8")
-        found[file] = name, text
+        modules[file] = name, text
         parts = name.split(".")
         names += [".".join(parts[:n]) for n in range(1, len(parts))]
         names += _imported(text, name, file.name == "__init__.py")
-    return {str(file.relative_to(home.parent)): found[file] for file in sorted(found)}
+    return {
+        str(file.relative_to(home.parent)): modules[file] for file in sorted(modules)
+    }
 
 
 _KEPT: dict[str, tuple[Any, str]] = {}
@@ -78,8 +80,8 @@ def _refuse_stale(attention: str) -> None:
     for file, (name, text) in _modules(attention).items():
         spec = sys.modules[name].__spec__
         known, before = _KEPT.get(name, (None, ""))
-        stale = known is spec is not None
-        if stale and _said({file: before}, file) != _said({file: text}, file):
+        same_module = known is spec is not None
+        if same_module and _without_comments(before) != _without_comments(text):
             wanted = f"{file} as this process imported it"
             got = "a changed file: restart Python, or importlib.reload the module"
             raise expected("--attention", wanted, got)
@@ -93,15 +95,17 @@ def changed(workdir: Path, attention: str) -> list[str]:
         return []
     new = sources(attention)
     return sorted(
-        name for name in old.keys() | new.keys() if _said(old, name) != _said(new, name)
+        name
+        for name in old.keys() | new.keys()
+        if _without_comments(old.get(name, "")) != _without_comments(new.get(name, ""))
     )
 
 
 def digest(workdir: Path) -> str:
     """A hash of the code that a run has kept, without comments; "" if it has none."""
     files = _copies(workdir) or {}
-    said = {name: _said(files, name) for name in files}
-    return seals.digest(said) if said else ""
+    sources = {name: _without_comments(text) for name, text in files.items()}
+    return seals.digest(sources) if sources else ""
 
 
 def keep(workdir: Path, attention: str, writes: bool = True) -> None:
@@ -134,17 +138,16 @@ def keep(workdir: Path, attention: str, writes: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def preferred(workdir: Path) -> Iterator[None]:
+def prefer_copies(workdir: Path) -> Iterator[None]:
     """Context in which a run's copy of the code comes first in the import path.
 
-    Warns of files that were changed since, comments aside. A module that this process
-    has imported already, from elsewhere, is not imported again.
+    Warns of modules that this process has imported from elsewhere, in another version.
     """
     kept = workdir / FOLDER
     if not kept.is_dir():
         yield
         return
-    _warn_of_changes(workdir)
+    _warn_of_modules_loaded_before(workdir)
     sys.path.insert(0, str(kept))
     try:
         yield
@@ -153,36 +156,23 @@ def preferred(workdir: Path) -> Iterator[None]:
             sys.path.remove(str(kept))
 
 
-def _warn_of_changes(workdir: Path) -> None:
+def _warn_of_modules_loaded_before(workdir: Path) -> None:
+    """Python does not import them again, so the run's copies of them are not used."""
     kept = workdir / FOLDER
     for name, text in sorted((_copies(workdir) or {}).items()):
-        loaded = _file(_module(name))
-        is_late = loaded is not None and not loaded.is_relative_to(kept.resolve())
-        now = loaded if is_late else _found(name, kept)
-        if now is None or name == "__main__.py":
+        parts = Path(name).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        loaded = _file(module)
+        if loaded is None or name == "__main__.py":
             continue
-        if _said({name: text}, name) == _said({name: now.read_text("utf-8")}, name):
+        if loaded.is_relative_to(kept.resolve()):
             continue
-        if is_late:
-            reason = f"is imported already in another version than that of {workdir}"
-            reason += f"; restart Python to use the copy in {kept}"
-        else:
-            reason = f"changed since {workdir} was trained; the copy in {kept} is used"
-        warnings.warn(f"{name} {reason}", stacklevel=4)
-
-
-def _module(name: str) -> str:
-    """The module of a file, given relative to a folder of the import path."""
-    parts = Path(name).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _found(name: str, kept: Path) -> Path | None:
-    """The file of that name on the import path, the copy left out."""
-    for place in sys.path:
-        if Path(place).resolve() != kept.resolve() and Path(place, name).is_file():
-            return Path(place, name)
-    return None
+        if _without_comments(text) != _without_comments(loaded.read_text("utf-8")):
+            warnings.warn(
+                f"{name} is imported already in another version than that of "
+                f"{workdir}; restart Python to use the copy in {kept}",
+                stacklevel=4,
+            )
 
 
 def _copies(workdir: Path) -> dict[str, str] | None:
@@ -196,8 +186,8 @@ def _copies(workdir: Path) -> dict[str, str] | None:
     }
 
 
-def _said(files: dict[str, str], name: str) -> str:
-    text = files.get(name, "")
+def _without_comments(text: str) -> str:
+    """A source as Python understands it."""
     try:
         return ast.unparse(ast.parse(text))
     except SyntaxError:

@@ -275,7 +275,7 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
     """
     path, described = _read(run_or_file)
     is_run = expand_home(run_or_file, "run").is_dir()
-    code = own_code.preferred(path.parent) if allow_code and is_run else None
+    code = own_code.prefer_copies(path.parent) if allow_code and is_run else None
     with code or contextlib.nullcontext():
         try:
             make = maker(described["model"], allow_code)

@@ -77,7 +77,7 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
             f"{folder / 'config.json'} names"
         )
         raise expected("--allow-code", wanted, False)
-    with own_code.preferred(folder) if allow_code else contextlib.nullcontext():
+    with own_code.prefer_copies(folder) if allow_code else contextlib.nullcontext():
         if jax.device_count() % config.train.seq_devices:
             # The same scores; how sequences were split depends on the machine.
             config = config.replace(train={"seq_devices": 1})
