@@ -17,7 +17,6 @@ from flax import nnx
 from lra_jax.attention import gates, registry
 from lra_jax.benchmarking.cases import FUSED, Case, split_subject
 from lra_jax.configs import TrainConfig
-from lra_jax.errors import renamed, within
 from lra_jax.models import SequenceClassifier
 from lra_jax.models.options import named, split_options
 from lra_jax.tasks.base import classification_loss
@@ -64,18 +63,12 @@ def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
         mechanism = registry.resolve(function)
         mechanism = dataclasses.replace(mechanism, name=FUSED, causal=True)
     else:
-        try:
-            mechanism = registry.resolve(name)
-        except ValueError as error:
-            raise renamed(error, "--attention") from error
+        mechanism = registry.resolve(name, "--attention")
     parsed = parse_options(options, "--attention")
     if name == "softmax":
         # The papers' baseline builds its matrix at every length.
         parsed = {"implementation": "dense"} | parsed
-    try:
-        split_options(mechanism, parsed)
-    except ValueError as error:
-        raise within("--attention", error) from error
+    split_options(mechanism, parsed)
     return mechanism, parsed
 
 

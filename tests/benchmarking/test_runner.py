@@ -1,172 +1,17 @@
 """The cases that are measured, refused, and kept when a run is cut short."""
 
 import json
-import math
-import platform
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import helpers
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from lra_jax.attention import softmax_attention
+from benchmarking.small import case, run
 from lra_jax.benchmarking import runner as running
-from lra_jax.benchmarking import tables
-from lra_jax.benchmarking.cases import Case, ModelShape
-from lra_jax.benchmarking.fused import best_implementation, fused_softmax_attention
-from lra_jax.benchmarking.programs import Program, available_bytes
-from lra_jax.benchmarking.roofline import Roofline, least_flops, measure_roofline
-from lra_jax.benchmarking.runner import Runner, expected_seconds, exponent
-from lra_jax.benchmarking.works import Unsupported, make_work
-
-ROOFLINE = Roofline(1e12, {"float32": 1e12, "bfloat16": 1e12})
-SMALL = ModelShape(1, 8, 2, 8, vocab_size=7)
-
-
-def case(attention: str, work: str = "forward", length: int = 16, **changes) -> Case:
-    sizes = {"batch_size": 2, "heads": 2, "head_dim": 4, "model": SMALL}
-    return Case(attention, work, length, **sizes | changes)
-
-
-def run(cases: list[Case], roofline: Roofline = ROOFLINE, **settings) -> Runner:
-    settings = {"repeats": 2, "min_seconds": 0.0, **settings}
-    runner = Runner(roofline, **settings)
-    runner.run(cases)
-    return runner
-
-
-def test_options_that_only_set_widths_are_not_passed_over() -> None:
-    with pytest.raises(Unsupported, match="expansion sets the widths of a layer"):
-        make_work(case("gau[expansion=4]"))
-    make_work(case("gau[activation=laplace]"))
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_blocks_are_softmax_attention(masked: bool, is_causal: bool) -> None:
-    """Output and gradients."""
-    keys = jax.random.split(jax.random.key(0), 4)
-    query, key, value, cotangent = (jax.random.normal(k, (2, 10, 2, 4)) for k in keys)
-    mask = jnp.arange(10)[None] < jnp.array([[10], [7]]) if masked else None
-    if masked:
-        key = key.at[1, 7:].set(jnp.nan)
-
-    def both(function, **options):
-        def call(*arrays):
-            return function(*arrays, mask, is_causal, **options)
-
-        out, pullback = jax.vjp(call, query, key, value)
-        return out, pullback(cotangent)
-
-    wanted = both(softmax_attention, implementation="dense")
-    got = both(fused_softmax_attention, implementation="blocks")
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-6)
-
-
-def test_the_best_softmax_depends_on_the_machine() -> None:
-    assert best_implementation("bfloat16", "gpu") == "cudnn"
-    assert best_implementation("float32", "gpu") == "blocks"
-    assert best_implementation("float32", "tpu") == "flash"
-    assert best_implementation("float32", "cpu") == "blocks"
-    arrays = [jnp.ones((1, 2, 1, 2))] * 3
-    with pytest.raises(ValueError, match=r"implementation: .*got 'cudn'.*'cudnn'"):
-        fused_softmax_attention(*arrays, implementation="cudn")
-
-
-def test_decoding_has_gates_and_a_cache_of_its_dtype() -> None:
-    given = make_work(case("gla", "decode")).make()[1]
-    assert given["log_decay"].shape == given["gate"].shape == (2, 2, 4)
-    state = make_work(case("softmax", "decode", dtype="bfloat16")).make()[0]
-    assert state.key.dtype == state.value.dtype == jnp.bfloat16
-    (row,) = run([case("gla", "decode")]).rows
-    assert row["status"] == "measured"
-
-
-@pytest.mark.parametrize(
-    ("attention", "learned"),
-    [
-        ("linear", set()),
-        ("gla", {"log_decay", "gate"}),
-        ("linformer[features=8]", {"key_projection", "value_projection"}),
-        ("performer", set()),
-    ],
-)
-def test_gates_and_parameters_have_gradients(attention: str, learned: set[str]) -> None:
-    """But not Performer's random features, which are not trained."""
-    work = make_work(case(attention, "forward+backward"))
-    _, (own, *inputs) = jax.eval_shape(work.function, *work.make())
-    assert set(own) == learned
-    assert len(inputs) == 3
-
-
-def test_every_work_of_a_linear_mechanism() -> None:
-    works = ("forward", "forward+backward", "decode", "inference", "train")
-    rows = run([case("flow", work) for work in works]).rows
-    assert {row["work"]: row["status"] for row in rows} == dict.fromkeys(
-        works, "measured"
-    )
-    for row in rows:
-        assert 0 < row["fastest_ms"] <= row["median_ms"] <= row["slowest_ms"]
-        tokens = 2 * (1 if row["work"] == "decode" else 16)
-        assert row["tokens_per_second"] == pytest.approx(
-            1e3 * tokens / row["median_ms"]
-        )
-        assert row["peak_bytes"] > 0 and row["roofline_share"] > 0
-
-
-def test_a_share_beyond_the_roofline_is_not_shown() -> None:
-    """As after a measurement on a busy machine: one number per second."""
-    rows = run([case("linear")], Roofline(1.0, {"float32": 1.0})).rows
-    assert rows[0]["status"] == "measured" and "roofline_share" not in rows[0]
-    text = tables.make_page("none", rows).markdown()
-    assert "%" not in text and "measured on a busy machine" in text
-
-
-def test_memory_is_that_of_the_arrays() -> None:
-    """Query, key, value and output at least; softmax's matrix beyond."""
-    sizes = {"length": 64, "batch_size": 1, "heads": 1}
-    linear, naive = (Program(case(x, **sizes)).memory for x in ("linear", "softmax"))
-    array = 4 * 64 * 4
-    assert linear.arguments == naive.arguments == 3 * array
-    assert linear.results == array
-    assert naive.peak >= 4 * array + 4 * 64 * 64 > linear.peak
-    free = available_bytes()
-    assert free is None or free > 1e6
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_freed_memory_goes_back_to_the_system() -> None:
-    script = """
-import ctypes, os, pathlib
-from lra_jax import runtime
-def resident():
-    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-before, size = resident(), 100 << 20
-buffer = libc.malloc(size)
-ctypes.memset(buffer, 1, size)
-libc.free(buffer)
-kept = resident() - before
-runtime.release_memory()
-print(kept > size // 2, resident() - before < size // 2)
-"""
-    names = "mmap_threshold", "trim_threshold"
-    tunables = ":".join(f"glibc.malloc.{name}=34359738368" for name in names)
-    end = helpers.run("-c", script, GLIBC_TUNABLES=tunables)
-    assert end.stdout.split() == ["True", "True"], end.stderr
-
-
-def test_what_cannot_run_is_said() -> None:
-    cases = [case("fnet", "decode"), case("linformer", causal=True), case("linear")]
-    rows = {row["attention"]: row for row in run(cases).rows}
-    assert rows["fnet"]["reason"] == "no stream to decode with"
-    assert rows["linformer"]["reason"] == "no causal form"
-    assert rows["linear"]["status"] == "measured"
+from lra_jax.benchmarking.cases import Case
+from lra_jax.benchmarking.programs import Program
+from lra_jax.benchmarking.runner import expected_seconds, exponent
 
 
 def test_what_does_not_fit_is_said_and_the_rest_runs() -> None:
@@ -288,42 +133,6 @@ def test_the_exponent_of_a_power_is_the_power(power: int) -> None:
     assert exponent(lengths, costs) == pytest.approx(power, abs=1e-9)
     assert exponent([16, 32], [16.0**power, 32.0**power]) == pytest.approx(power)
     assert exponent([16], [1.0]) is None
-
-
-def test_least_arithmetic() -> None:
-    """Counted by hand: 2 samples, 2 heads of 4, 16 tokens."""
-    assert least_flops(case("softmax")) == 4 * 4 * 16 * 16 * 4
-    assert least_flops(case("softmax", causal=True)) == 2 * 4 * 16 * 16 * 4
-    both = [
-        least_flops(case(name, "forward+backward"))
-        for name in ("softmax", "softmax-fused", "linformer[features=8]")
-    ]
-    once = 4 * 4 * 16 * 16 * 4
-    assert both == [3 * once, 3.5 * once, 3 * 4 * 8 * 16 * 8 * 4]
-    assert least_flops(case("linear", "forward+backward")) == 3 * 4 * 4 * 16 * 16
-    assert least_flops(case("linformer[features=8]")) == 4 * 8 * 16 * 8 * 4
-    assert least_flops(case("linformer[projection=mean,window=8]")) == 0
-    assert least_flops(case("reformer")) == 0
-    dense = 2 * 16 * 2 * (4 * 64 + 2 * 64)
-    assert least_flops(case("nystrom", "train")) == 3 * dense
-    # One projection for queries and keys; none at all.
-    assert least_flops(case("reformer", "train")) == 3 * 2 * 16 * 2 * (3 + 2) * 64
-    assert least_flops(case("fnet", "train")) == 3 * 2 * 16 * 2 * 2 * 64
-    attention = 4 * 4 * 16 * 16
-    assert least_flops(case("linear", "inference")) == dense + attention
-
-
-def test_the_floor_is_the_slower_of_moving_and_computing() -> None:
-    one = case("softmax")
-    assert ROOFLINE.floor(one, 1) == (least_flops(one) / 1e12, "arithmetic")
-    seconds, bound = ROOFLINE.floor(one, 10**12)
-    assert (seconds, bound) == (1.0, "bytes")
-
-
-def test_the_machine_is_measured() -> None:
-    found = measure_roofline(["float32"], copy_bytes=4096, matmul_size=8, repeats=2)
-    assert 0 < found.bytes_per_second < math.inf
-    assert 0 < found.flops_per_second["float32"] < math.inf
 
 
 def test_an_error_of_one_case_is_its_row(monkeypatch) -> None:
