@@ -11,7 +11,6 @@ reweighting  cosFormer's ablation: feature maps, with and without the cosine, ma
 flow         Flowformer's ablation: without competition, without allocation, clip=1,
              and with ReLU instead of sigmoids.
 linformer    masked bytes against K and sharing in rows of 512: Linformer's Figure 3.
-lengths      the same with rows of 256 and 1,024.
 
 ``--out`` writes every run, as results/language/PART.json has them; `results_tables.py`
 and `figures.py` show them. Runs go to --workdir, and finished ones are not repeated, so
@@ -67,19 +66,6 @@ def _causal() -> dict[str, list[str]]:
 _MAPS = ("relu", "identity", "leaky_relu", "elu")
 
 
-def _lengths() -> dict[str, list[str]]:
-    """Rows of lengths other than 512, with as many tokens per step."""
-    models = {}
-    for length in (256, 1024):
-        rows = [f"--data.max_length={length}", f"--model.max_length={length}"]
-        rows += [f"--train.batch_size={8192 // length}"]
-        models[f"softmax, {length:,}"] = ["--attention=softmax", *rows]
-        for features in (32, 128):
-            options = _options("linformer", f"features={features}")
-            models[f"K={features}, {length:,}"] = [*options, *rows]
-    return models
-
-
 _BYTE = ("test_bits_per_byte_best", "bits per byte")
 _HIDDEN = ("test_perplexity_best", "perplexity of masked bytes")
 PARTS = {
@@ -112,7 +98,6 @@ PARTS = {
         *_HIDDEN,
         False,
     ),
-    "lengths": Part("mlm", _lengths(), "softmax, 1,024", *_HIDDEN, False),
     "flow": Part(
         "lm",
         {
