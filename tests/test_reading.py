@@ -13,7 +13,15 @@ import helpers
 import pytest
 
 from lra_jax import files
-from lra_jax.data import archives, checks, listops, listops_files, pathfinder_files
+from lra_jax.data import (
+    archives,
+    checks,
+    listops,
+    listops_files,
+    pathfinder_files,
+    retrieval,
+    token_files,
+)
 from lra_jax.data.language import corpora, labelled, wikitext
 from lra_jax.models import arrays, pretrained, saved
 from lra_jax.reports.runs import read_runs
@@ -31,6 +39,8 @@ READERS = {
     "table": ("a.tsv", lambda file: labelled.prepare(path=str(file))),
     "ListOps": ("a.tsv", lambda file: list(listops_files.read(file, 2_000))),
     "lines": ("a.src", checks.line_count),
+    "integers": ("a.src", lambda file: list(token_files._rows(file, 256, 4_000))),
+    "pairs": ("a.tsv", lambda file: list(retrieval._read(file, 4_000))),
     "archive": ("a.tar", archives.may_be_gzip),
     "metadata": ("metadata/0.npy", lambda file: list(pathfinder_files._rows(file))),
     "image": ("a.png", lambda file: pathfinder_files._pixels(file, 32)),
@@ -44,7 +54,7 @@ READERS = {
 }
 JSON = [x for x in READERS if x in ("metrics", "config", "result", "run", "model")]
 JSON += ["pretrained"]
-LINES = ["ListOps", "lines"]
+LINES = ["ListOps", "lines", "integers", "pairs"]
 AT_ONCE = [x for x in READERS if x not in (*LINES, "archive", "weights")]
 
 
@@ -88,6 +98,24 @@ def test_a_file_larger_than_memory_is_refused_before_it_is_read(name, place):
     with place.open("wb") as file:
         file.truncate(1 << 40)  # It takes no space on the disk.
     refuse(name, place, "bytes|not a zip")
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "content"),
+    [
+        ("ListOps", "ListOps", "Source\tTarget\r\n( ( [MAX 2 ) ] )\t2\r\n"),
+        ("metadata", "metadata", "imgs/0 sample_0.png 0 1\n"),
+        ("pairs", "pairs", "1.0\tP\tQ\tone\ttwo\n"),
+        ("integers", "integers", "1 2 3\n"),
+    ],
+    indirect=["place"],
+)
+def test_the_mark_that_some_editors_write_first_is_left_out(name, place, content):
+    read, contents = READERS[name][1], []
+    for encoding in ("utf-8", "utf-8-sig"):
+        place.write_text(content, encoding=encoding, newline="")
+        contents.append(str(read(place)))
+    assert contents[0] == contents[1] != "[]"
 
 
 @by_name(LINES)

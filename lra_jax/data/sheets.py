@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from lra_jax.errors import expected
 from lra_jax.files import replacing
 
 _PAPER, _INK = 64, 255
@@ -26,37 +25,22 @@ def write_png(file: str | os.PathLike, pixels: np.ndarray) -> None:
       pixels: uint8 `[rows, columns]`, 0 black.
 
     Raises:
-      ValueError: another shape or dtype.
       OSError: it cannot be written.
     """
-    pixels = np.asarray(pixels)
-    if pixels.ndim != 2 or pixels.dtype != np.uint8 or not pixels.size:
-        got = f"{pixels.dtype} {list(pixels.shape)}"
-        raise expected("pixels", "uint8 [rows, columns]", got)
     with replacing(pathlib.Path(file)) as partial:
         Image.fromarray(pixels).save(partial, "PNG", optimize=True)
 
 
-def contact_sheet(images: np.ndarray, labels: Sequence[int] | np.ndarray) -> np.ndarray:
+def contact_sheet(images: np.ndarray, labels: Sequence[int]) -> np.ndarray:
     """Arranges images on grey, each under its label, in about as many rows as columns.
 
     Args:
-      images: uint8 `[n, height, width]`.
+      images: uint8 `[n, height, width]`, n > 0.
       labels: `[n]`.
 
     Returns:
       uint8 `[rows, columns]`, for `write_png`.
-
-    Raises:
-      ValueError: there is no image, or the number of labels differs.
     """
-    images, labels = np.asarray(images), np.asarray(labels)
-    if images.ndim != 3 or not images.size or labels.shape != images.shape[:1]:
-        raise expected(
-            "images, labels",
-            "[n, height, width] and [n] with n > 0",
-            f"{list(images.shape)} and {list(labels.shape)}",
-        )
     count, *sides = images.shape
     scale = math.ceil(_LEAST_SIDE / max(sides))
     height, width = (side * scale for side in sides)
@@ -64,7 +48,7 @@ def contact_sheet(images: np.ndarray, labels: Sequence[int] | np.ndarray) -> np.
     rows = math.ceil(count / columns)
     high, wide = height + _CAPTION + _GAP, width + _GAP
     sheet = Image.new("L", (columns * wide + _GAP, rows * high + _GAP), _PAPER)
-    for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
         row, column = divmod(index, columns)
         left, top = _GAP + column * wide, _GAP + row * high
         caption = Image.new("L", (width, _CAPTION), _PAPER)

@@ -1,6 +1,5 @@
 """Reading and writing the official files."""
 
-import codecs
 import os
 
 import numpy as np
@@ -53,14 +52,6 @@ def test_nested_folders(tmp_path, place):
     assert dataset.num_examples("valid") == 2
     assert dataset.labels("test").tolist() == [9, 7]
     assert listops.decode(dataset.source("train")[0]["tokens"]) == "[MAX 2 9 ]"
-
-
-def test_the_mark_that_some_editors_write_first_is_left_out(tmp_path):
-    source = write_files(tmp_path / "source")
-    for file in source.iterdir():
-        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
-    dataset = listops.prepare(tmp_path / "data", path=source)
-    assert dataset.labels("test").tolist() == [9, 7]
 
 
 def test_prepared_once_and_again_when_a_file_changes(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Text, Image and Retrieval from archives and folders in their true formats."""
 
-import codecs
 import dataclasses
 import hashlib
 import io
@@ -254,20 +253,6 @@ def test_files_of_integers(tmp_path):
     dataset = retrieval.prepare(tmp_path / "data", path=folder)
     one, two, label = examples(dataset, "valid")[0]
     assert (one.tolist(), two.tolist(), label) == ([5, 6, 7], [0, 1], 0)
-
-
-def test_the_mark_that_some_editors_write_first_is_left_out(tmp_path):
-    """Of integers and of pairs; each file begins with one."""
-    rows = {".src": [[5], [6, 7]], ".src1": [[8], [9]]}
-    tokens = originals.token_files(tmp_path / "tokens", rows, [1, 0])
-    pairs = originals.write(tmp_path / "pairs", originals.aan_files())
-    for folder in (tokens, pairs):
-        before = retrieval.prepare(tmp_path / "data", path=folder)
-        for file in (file for file in folder.rglob("*") if file.is_file()):
-            file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
-        after = retrieval.prepare(tmp_path / "data", path=folder)
-        assert after.folder != before.folder
-        assert after.fingerprint == before.fingerprint
 
 
 def test_integers_are_validated_on_the_test_split_if_asked(tmp_path):

@@ -183,13 +183,6 @@ def test_metadata_as_the_generator_writes_them(release, tmp_path, kind):
     assert pathfinder.prepare(tmp_path / "data", path=release).fingerprint == whole
 
 
-def test_the_mark_that_some_editors_write_first_is_left_out(release, tmp_path):
-    whole = pathfinder.prepare(tmp_path / "data", path=release).fingerprint
-    for file in (level_of(release) / "metadata").glob("*.npy"):
-        file.write_text(file.read_text(), encoding="utf-8-sig")
-    assert pathfinder.prepare(tmp_path / "data", path=release).fingerprint == whole
-
-
 def edit(release, text):
     (level_of(release) / "metadata" / "2.npy").write_text(f"{line(2, 0, 0)}\n{text}\n")
 
