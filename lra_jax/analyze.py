@@ -48,8 +48,8 @@ class RankCollapse:
     """Import and call the attention function that the run's config.json names. Use this
     only for a directory that you trust."""
     weights: str | None = None
-    """A folder with the model.safetensors and config.json of a BERT, RoBERTa or GPT-2:
-    draw its curves instead."""
+    """The folder of a BERT, RoBERTa or GPT-2, with model.safetensors and config.json:
+    draw the curves of these weights instead."""
     norm: bool = True
     """Use layer normalisation in the blocks."""
     length: Annotated[

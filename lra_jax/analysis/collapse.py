@@ -183,7 +183,7 @@ def initial_sections(
     count = (len(networks) + len(mechanisms)) * draws * len(variants)
     sizes |= {"draws": draws, "clock": progress.Clock("curves", count)}
     averages = {
-        name: _average(network_curves(name, variants=variants, **sizes))
+        name: average(network_curves(name, variants=variants, **sizes))
         for name in progress.announce(networks, "networks")
     }
     has_norm = all(v.norm for v in variants.values())
@@ -193,11 +193,11 @@ def initial_sections(
         "initialisations and sequences, one standard deviation shaded."
         + (" Crosses: the published ones, 128 tokens each." if has_norm else "")
     )
-    parts = _compare_networks("rank-collapse", averages, printed, caption)
+    parts = compare_networks("rank-collapse", averages, printed, caption)
     yield Section("Skip connections keep the rank", parts)
     network = networks[0]
     averages = {
-        name: _average(network_curves(network, name, variants=variants, **sizes))
+        name: average(network_curves(network, name, variants=variants, **sizes))
         for name in progress.announce(mechanisms, f"mechanisms of {network}")
     }
     caption = (
@@ -246,36 +246,33 @@ def weights_section(
 
 def _show_network(
     name: str, title: str, curves: Curves, printed: Mapping[str, Sequence[float]]
-) -> list[Chart | Table]:
+) -> tuple[Chart, Table]:
     caption = f"{title}. {_MEASURE}; means, one standard deviation shaded."
     if printed:
         caption += " Crosses: the published curves, on other texts."
-    averages = {title: _average(curves)}
-    return _compare_networks(name, averages, {title: printed}, caption)
+    averages = {title: average(curves)}
+    return compare_networks(name, averages, {title: printed}, caption)
 
 
-def _compare_networks(
+def compare_networks(
     name: str,
     networks: Mapping[str, Averages],
     printed: Mapping[str, Mapping[str, Sequence[float]]],
     caption: str,
-) -> list[Chart | Table]:
+) -> tuple[Chart, Table]:
     """A panel for each network, and a row for each curve, ours and the published."""
     panels, rows = [], []
     for network, averages in networks.items():
         lines = []
         for variant, curve in averages.items():
             mean, theirs = curve["mean"], printed[network].get(variant, ())
-            layers = range(len(mean))
-            lines.append(
-                charts.Line(
-                    variant, layers, mean, spread=curve["std"], published=theirs
-                )
-            )
+            looks = {"spread": curve["std"], "published": theirs}
+            lines.append(charts.Line(variant, range(len(mean)), mean, **looks))
             label = f"{network}, {variant}"
             rows.append((label, *(f"{x:.3f}" for x in mean)))
             if theirs:
-                cells = (f"{theirs[layer]:.3f}" for layer in layers)
+                cells = [f"{x:.3f}" for x in theirs[: len(mean)]]
+                cells += ["-"] * (len(mean) - len(cells))
                 rows.append((f"{label}, published", *cells))
         settings = {"title": _TITLES.get(network, network), "xlabel": "layer"}
         panels.append(Panel(lines, integers="x", settings=settings | {"ylim": -0.03}))
@@ -288,13 +285,13 @@ def _compare_networks(
         ylabels=[_YLABEL],
         shared={"sharey": True},
     )
-    head = ("network", *(f"layer {n}" for n in range(max(map(len, rows)) - 1)))
-    return [chart, Table(head, rows)]
+    head = ("network", *(f"layer {n}" for n in range(len(rows[0]) - 1)))
+    return chart, Table(head, rows)
 
 
 def _compare_mechanisms(
     mechanisms: Mapping[str, Averages], caption: str
-) -> list[Chart | Table]:
+) -> tuple[Chart, Table]:
     """A panel for each variant of one network."""
     panels, rows = [], []
     for variant in next(iter(mechanisms.values())):
@@ -323,10 +320,11 @@ def _compare_mechanisms(
         shared={"sharex": True},
     )
     head = ("mechanism", *(f"layer {n}" for n in range(len(rows[0]) - 1)))
-    return [chart, Table(head, rows)]
+    return chart, Table(head, rows)
 
 
-def _average(curves: Curves) -> Averages:
+def average(curves: Curves) -> Averages:
+    """Mean and standard deviation over the sequences."""
     return {
         variant: {"mean": values.mean(0), "std": values.std(0)}
         for variant, values in curves.items()

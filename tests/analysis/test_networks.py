@@ -13,7 +13,12 @@ from lra_jax.analysis.bounded_collapse import (
     BoundedCollapse,
     bounded_collapse,
 )
-from lra_jax.analysis.collapse import collapse_curves, network_curves
+from lra_jax.analysis.collapse import (
+    average,
+    collapse_curves,
+    compare_networks,
+    network_curves,
+)
 from lra_jax.analysis.networks import (
     SHAPES,
     VARIANTS,
@@ -60,6 +65,14 @@ def test_albert_at_initialisation_is_as_published(optimised):
     for variant, curve in printed.items():
         distance = np.abs(found[variant] - curve[: PRINTED_LAYERS + 1]).max(1)
         assert distance.min() < 0.05
+
+
+def test_a_network_deeper_than_the_published_one_has_a_table():
+    curves = {name: np.ones((2, 15)) for name in VARIANTS}
+    printed = {"bert": published.figure_2("bert")}
+    averages = {"bert": average(curves)}
+    _, table = compare_networks("rank-collapse", averages, printed, "")
+    assert {len(row) for row in table.rows} == {len(table.head)} == {16}
 
 
 def test_skip_connections_keep_the_rank():
