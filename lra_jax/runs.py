@@ -220,11 +220,11 @@ def summarise(results: dict[str, list["Result"]]) -> Iterator[str]:
         rule = _best_by(runs)
         score = mean_and_deviation(_validation_scores(runs), _DIGITS[rule])
         chosen = f"; chosen by validation {rule}{_where(runs)}, {score}{_UNITS[rule]}"
-        own = "".join(f", {words}" for words in _own_scores(runs))
-        yield f"{series}: test accuracy, {shown}{own}{chosen} ({seeds})"
+        more = "".join(f", {words}" for words in _more_scores(runs))
+        yield f"{series}: test accuracy, {shown}{more}{chosen} ({seeds})"
 
 
-def _own_scores(runs: Sequence["Result"]) -> Iterator[str]:
+def _more_scores(runs: Sequence["Result"]) -> Iterator[str]:
     """The mean of each score besides accuracy and loss, such as bits per byte."""
     from lra_jax.training.result import shared_scores
 

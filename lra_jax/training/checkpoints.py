@@ -79,9 +79,9 @@ def _leave_out_late_writes() -> None:
     """
     report = sys.unraisablehook
 
-    def report_others(found: "sys.UnraisableHookArgs") -> None:
-        if str(found.exc_value) != "Event loop is closed":
-            report(found)
+    def report_others(args: "sys.UnraisableHookArgs") -> None:
+        if str(args.exc_value) != "Event loop is closed":
+            report(args)
 
     sys.unraisablehook = report_others
 
@@ -161,12 +161,12 @@ class Checkpoints:
         Raises:
           OSError: it cannot be written; `save_best` raises this too.
         """
-        if self.latest_step == step and not self._now_validated(about):
+        if self.latest_step == step and not self._gains_validation(about):
             return
         items = {"state": state._asdict(), "progress": progress._asdict(), "data": data}
         self._save(self._latest, step, items, about)
 
-    def _now_validated(self, about: dict[str, Any]) -> bool:
+    def _gains_validation(self, about: dict[str, Any]) -> bool:
         """Whether the newest checkpoint was saved before its validation, now done."""
         before, _ = seals.read(Path(self._latest.latest.path))
         done = (before or {}).get("validated", False)
@@ -175,10 +175,10 @@ class Checkpoints:
     def save_best(self, step: int, params: nnx.State) -> None:
         """Saves parameters as the best so far, replacing earlier ones."""
         # A session that died after this save repeats the same steps bit for bit.
-        found = self._best.latest
-        if found is not None and found.step >= step:
-            _, damage = seals.read(Path(found.path))
-            if found.step > step or not damage:
+        best = self._best.latest
+        if best is not None and best.step >= step:
+            _, damage = seals.read(Path(best.path))
+            if best.step > step or not damage:
                 return
         self._save(self._best, step, {"params": params}, {})
 
@@ -249,17 +249,17 @@ class Checkpoints:
 
         One of a later step will be saved again.
         """
-        found = self._best.latest
-        if found is None or found.step < step:
+        best = self._best.latest
+        if best is None or best.step < step:
             wanted = f"the checkpoint of step {step}"
-            got = "none" if found is None else f"that of step {found.step}"
+            got = "none" if best is None else f"that of step {best.step}"
             raise expected(str(self._best.directory), wanted, got)
-        if found.step > step:
+        if best.step > step:
             return
-        about, damage = seals.read(Path(found.path))
-        self._check_run(found.path, about)
+        about, damage = seals.read(Path(best.path))
+        self._check_run(best.path, about)
         if damage:
-            raise expected(str(found.path), "a whole checkpoint", damage)
+            raise expected(str(best.path), "a whole checkpoint", damage)
 
     def load_params(
         self, which: Literal["best", "last"], state: TrainState
@@ -337,8 +337,8 @@ def _check_processes(checkpoint: Path) -> None:
     """Refuses data positions saved by another number of processes."""
     here = jax.process_count()
     names = (path.name for path in (checkpoint / "data").glob("process_*"))
-    found = (re.fullmatch(r"process_\d+-of-(\d+)\.json", name) for name in names)
-    saved = {int(one[1]) for one in found if one}
+    matches = (re.fullmatch(r"process_\d+-of-(\d+)\.json", name) for name in names)
+    saved = {int(match[1]) for match in matches if match}
     if saved and here not in saved:
         words = [f"{n} process{'es' if n > 1 else ''}" for n in (here, max(saved))]
         got = f"one by {words[1]}; start as many to resume"

@@ -118,7 +118,7 @@ class RunConsole:
         if self._bar.disable and not quiet:
             self.line(f"{what} ...")
 
-    def told(self, batches: Iterable[Item], total: int) -> Iterable[Item]:
+    def track(self, batches: Iterable[Item], total: int) -> Iterable[Item]:
         """Yields the batches of an evaluation, and reports how many are done."""
         if self._console.quiet:
             yield from batches

@@ -98,7 +98,7 @@ def _cost(
 ) -> _Cost:
     """Times the part of a run that a step belongs to, on the first batches."""
     cold, warm, seen = 0.0, [], set()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for batch in batches:
         if shapes(batch) not in seen:
             say(f"compiling for batches of {size_in_words(batch)} ...")
@@ -106,7 +106,7 @@ def _cost(
             seen.add(shapes(batch))
         warm.append(_timed(trainer, step, batch))
         say(f"timed step {len(warm)} of {len(batches)}: {warm[-1]:.3g} s")
-        if time.perf_counter() - begun > seconds:
+        if time.perf_counter() - start > seconds:
             break
     return _Cost(cold, warm, sum(warm) / work(len(warm)), len(seen))
 
@@ -130,10 +130,10 @@ def settings(config: Any) -> dict[str, str]:
 
 
 def _timed(trainer: Trainer, step: int, batch: Any) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     trainer.advance(step, batch)
     jax.block_until_ready(trainer.state.step)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def _flops(trainer: Trainer, batch: Any) -> str:

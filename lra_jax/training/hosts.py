@@ -132,8 +132,8 @@ def lost_process(error: BaseException) -> str | None:
     network = any(
         isinstance(x, jax.errors.JaxRuntimeError) or "Gloo" in str(x) for x in every
     )
-    own = any("RESOURCE_EXHAUSTED" in str(x) for x in every)
-    if jax.process_count() == 1 or not network or own:
+    is_of_memory = any("RESOURCE_EXHAUSTED" in str(x) for x in every)
+    if jax.process_count() == 1 or not network or is_of_memory:
         return None
     return (
         f"process {jax.process_index()} of {jax.process_count()} lost another one, so "

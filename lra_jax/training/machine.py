@@ -59,18 +59,20 @@ def commit() -> str | None:
     ours = [*git, "ls-files", "--error-unmatch", "__init__.py"]
     try:
         subprocess.run(ours, capture_output=True, check=True)
-        found = subprocess.run(
+        head = subprocess.run(
             [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         )
         same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."], check=False)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip() + ("-dirty" if same.returncode == 1 else "")
+    return head.stdout.strip() + ("-dirty" if same.returncode == 1 else "")
 
 
 def versions() -> dict[str, str]:
     """Versions of Python, this package and the packages that affect its results."""
     packages = ("jax", "jaxlib", "flax", "optax", "grain", "orbax-checkpoint", "numpy")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    own = {"python": platform.python_version(), "lra_jax": lra_jax.__version__}
-    return own | found
+    return {
+        "python": platform.python_version(),
+        "lra_jax": lra_jax.__version__,
+        **{name: importlib.metadata.version(name) for name in packages},
+    }

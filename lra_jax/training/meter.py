@@ -41,21 +41,21 @@ class Meter:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Context in which the loop waits for a batch."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         yield
-        self._waited += time.perf_counter() - begun
+        self._waited += time.perf_counter() - start
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
         """Context of a step that compiles."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         yield
         self._cold_steps += 1
-        self._cold_seconds += time.perf_counter() - begun
+        self._cold_seconds += time.perf_counter() - start
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Context whose time does not count towards ``speed``."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         yield
-        self._mark += time.perf_counter() - begun
+        self._mark += time.perf_counter() - start

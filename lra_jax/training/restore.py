@@ -160,7 +160,7 @@ def predictions(
     """The index, label, predicted class and probabilities of each example of a split.
 
     Where labels belong to single positions, the last three are lists, over the
-    positions that are scored. Labels that are words are given as such; probabilities
+    positions that are scored. Labels that are words stay words; probabilities
     are in the words' order.
     """
     words = trainer.dataset.classes
@@ -176,9 +176,9 @@ def predictions(
     batches = pipeline.eval_batches(
         trainer.dataset, split, trainer.buckets, train.eval_batch_size
     )
-    found = []
-    told = console.told(batches, len(batches))
-    for ids, batch in zip(batches.examples(), told, strict=True):
+    lines = []
+    tracked = console.track(batches, len(batches))
+    for ids, batch in zip(batches.examples(), tracked, strict=True):
         scores = run(params, sharding.shard_batch(trainer.mesh, batch))
         chances = np.asarray(jax.nn.softmax(scores, -1), np.float64).round(6)
         # Of the scores: among many classes several round to the same probability.
@@ -194,5 +194,5 @@ def predictions(
                 "prediction": best.tolist() if words is None else words[best],
                 "probabilities": values.tolist(),
             }
-            found.append(line)
-    return sorted(found, key=lambda line: line["example"])
+            lines.append(line)
+    return sorted(lines, key=lambda line: line["example"])

@@ -90,16 +90,16 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     total = mesh.shape["data"]
     rows: dict[int, list[int]] = {jax.process_index(): []}
     for (row, *_), device in np.ndenumerate(mesh.devices):
-        own = rows.setdefault(device.process_index, [])
-        own += [row] if row not in own else []
-    for own in rows.values():  # Those of others, too: all processes have to stop.
-        size, first = len(own), min(own, default=0)
+        held = rows.setdefault(device.process_index, [])
+        held += [row] if row not in held else []
+    for held in rows.values():  # Those of others, too: all processes have to stop.
+        size, first = len(held), min(held, default=0)
         is_part = bool(size) and not total % size and not first % size
-        if not is_part or own != list(range(first, first + size)):
+        if not is_part or held != list(range(first, first + size)):
             raise expected(
                 "--train.seq_devices",
                 "the devices of a process side by side on the data axis of the mesh",
-                f"its rows {own} of {total}",
+                f"its rows {held} of {total}",
             )
     mine = rows[jax.process_index()]
     return mine[0] // len(mine), total // len(mine)

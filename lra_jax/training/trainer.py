@@ -291,7 +291,7 @@ class Trainer:
         )
         sums = sharding.replicate(self.mesh, zero_sums())
         quiet = console is None
-        for batch in batches if quiet else console.told(batches, len(batches)):
+        for batch in batches if quiet else console.track(batches, len(batches)):
             if stop is not None and stop.signum and jax.process_count() == 1:
                 raise Stopped
             sums = self.eval_step(params, sums, sharding.shard_batch(self.mesh, batch))

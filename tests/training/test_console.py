@@ -41,7 +41,7 @@ def test_the_bar_fits_into_80_columns(
         console.doing("compiling for batches of 32 x 16384")
         console.compiled()
         console.training(90_000, 1.0, 0.5, 12.34)
-        assert list(console.told("ab", 2)) == ["a", "b"]
+        assert list(console.track("ab", 2)) == ["a", "b"]
         console.doing("training")
     shown = capsys.readouterr().out
     words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
@@ -56,8 +56,8 @@ def test_an_evaluation_after_training_says_how_far_it_is(
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr("sys.__stdout__", sys.stdout)
-    for _ in RunConsole(1).told("abc", 3):
+    for _ in RunConsole(1).track("abc", 3):
         now += 3
-    for _ in RunConsole(1, quiet=True).told("abc", 3):
+    for _ in RunConsole(1, quiet=True).track("abc", 3):
         now += 3
     assert capsys.readouterr().out.splitlines() == ["1 of 3 evaluation batches"]

@@ -45,62 +45,44 @@ def test_evaluate_writes_predictions_and_a_model(finished, dataset, tmp_path) ->
     np.testing.assert_allclose(saved.probabilities, chances, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["a.safetensors", "a.json", "x/../a.json"])
-def test_predictions_do_not_replace_the_saved_model(
-    finished, tmp_path, capsys, name
+BESIDE = "--predictions: expected another file than those of --save="
+OTHER = "expected a file other than"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--save={new}/a.bin", "--save: expected NAME.safetensors, got"),
+        ("--save={new}/a.safetensors --predictions={new}/a.safetensors", BESIDE),
+        ("--save={new}/a.safetensors --predictions={new}/a.json", BESIDE),
+        ("--save={new}/a.safetensors --predictions={new}/x/../a.json", BESIDE),
+        ("--save={new}/x/file/a.safetensors", "--save: expected a file that can be"),
+        ("--predictions={new}/x/file/a", "--predictions: expected a file that can be"),
+        (
+            "--save={run}/config.safetensors",
+            "config.safetensors next to config.json, which `save` did not write",
+        ),
+        (
+            "--checkpoint=last --save={run}/model.safetensors",
+            f"--save: {OTHER} model.safetensors",
+        ),
+        ("--predictions={run}/metrics.jsonl", f"--predictions: {OTHER} metrics.jsonl"),
+        ("--predictions={run}/checkpoints/x", f"--predictions: {OTHER} checkpoints"),
+    ],
+)
+def test_files_that_evaluate_does_not_write(
+    finished, tmp_path, capsys, flags, words
 ) -> None:
+    """Nothing is scored, and nothing replaced."""
     (tmp_path / "x").mkdir()
-    flags = [f"--save={tmp_path}/a.safetensors", f"--predictions={tmp_path}/{name}"]
+    (tmp_path / "x" / "file").touch()
+    files = [*finished.workdir.iterdir(), tmp_path]
+    before = [file.stat().st_mtime_ns for file in files]
     with pytest.raises(SystemExit) as stop:
-        evaluate.main([f"--workdir={finished.workdir}", *flags])
-    part = "--predictions: expected another file than those of --save="
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
-    assert [file.name for file in tmp_path.iterdir()] == ["x"]
-
-
-@pytest.mark.parametrize("flag", ["predictions", "save"])
-def test_a_file_that_cannot_be_written_is_an_error_before_scoring(
-    finished, tmp_path, capsys, flag
-) -> None:
-    (tmp_path / "file").touch()
-    given = f"--{flag}={tmp_path / 'file' / 'a.safetensors'}"
-    with pytest.raises(SystemExit) as stop:
-        evaluate.main([f"--workdir={finished.workdir}", given])
-    part = f"--{flag}: expected a file that can be written"
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
-
-
-def test_a_model_does_not_replace_the_files_of_its_run(finished, capsys) -> None:
-    before = (finished.workdir / "config.json").read_bytes()
-    with pytest.raises(SystemExit) as stop:
-        save = f"--save={finished.workdir / 'config.safetensors'}"
-        evaluate.main([f"--workdir={finished.workdir}", save])
-    part = "config.safetensors next to config.json, which `save` did not write"
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
-    assert (finished.workdir / "config.json").read_bytes() == before
-
-
-def test_the_last_model_does_not_replace_the_best_one(finished, capsys) -> None:
-    before = (finished.workdir / "model.safetensors").read_bytes()
-    flags = ["--checkpoint=last", f"--save={finished.workdir / 'model.safetensors'}"]
-    with pytest.raises(SystemExit) as stop:
-        evaluate.main([f"--workdir={finished.workdir}", *flags])
-    part = "--save: expected a file other than model.safetensors"
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
-    assert (finished.workdir / "model.safetensors").read_bytes() == before
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/best/x"])
-def test_predictions_do_not_replace_the_files_of_their_run(
-    finished, capsys, name
-) -> None:
-    before = (finished.workdir / "metrics.jsonl").read_bytes()
-    with pytest.raises(SystemExit) as stop:
-        file = f"--predictions={finished.workdir / name}"
-        evaluate.main([f"--workdir={finished.workdir}", file])
-    part = f"--predictions: expected a file other than {name.partition('/')[0]}"
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
-    assert (finished.workdir / "metrics.jsonl").read_bytes() == before
+        given = flags.format(new=tmp_path, run=finished.workdir).split()
+        evaluate.main([f"--workdir={finished.workdir}", *given])
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, words)
+    assert [file.stat().st_mtime_ns for file in files] == before
 
 
 def test_a_mean_over_padding_is_that_of_the_run(data_dir, tmp_path) -> None:
@@ -122,13 +104,6 @@ def test_a_mean_over_padding_is_that_of_the_run(data_dir, tmp_path) -> None:
     saved = models.load(tmp_path / "run").predict(texts)
     chances = [line["probabilities"] for line in found]
     np.testing.assert_allclose(saved.probabilities, chances, atol=1e-5)
-
-
-def test_a_model_has_its_own_suffix(tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        evaluate.main([f"--workdir={tmp_path}", f"--save={tmp_path / 'a.bin'}"])
-    part = "--save: expected NAME.safetensors, got"
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
 
 
 @pytest.mark.parametrize(
