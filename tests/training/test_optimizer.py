@@ -69,28 +69,20 @@ def test_scales_of_norms_are_vectors():
     assert layer["query"]["kernel"][...].any()
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
-@pytest.mark.parametrize("warmup", [100, 101])
-def test_warm_up_as_long_as_the_run(schedule, warmup):
-    with pytest.raises(
-        ValueError, match=f"train.warmup: .*train.steps=100, got {warmup}"
-    ):
-        rate(0, schedule=schedule, warmup=warmup)
-
-
-def test_warm_up_as_long_as_the_hold():
-    with pytest.raises(ValueError, match=r"less than 80, four fifths .*=100, got 80"):
-        rate(0, schedule="trapezoid", warmup=80)
-
-
 @pytest.mark.parametrize(
-    ("steps", "name"),
-    [(20, "--pretrain.steps=20"), (70, "--train.steps less --pretrain.steps=30")],
+    ("train", "pretraining", "words"),
+    [
+        ({"schedule": "cosine", "warmup": 100}, 0, "train.steps=100, got 100"),
+        ({"schedule": "linear", "warmup": 101}, 0, "train.steps=100, got 101"),
+        ({"schedule": "trapezoid", "warmup": 80}, 0, "80, four fifths .*=100, got 80"),
+        ({"warmup": 40}, 20, "--pretrain.steps=20, got 40"),
+        ({"warmup": 40}, 70, "--train.steps less --pretrain.steps=30, got 40"),
+    ],
 )
-def test_warm_up_as_long_as_a_part_of_the_run(steps, name):
-    config = TrainConfig(steps=100, warmup=40)
-    with pytest.raises(ValueError, match=f"train.warmup: expected less than {name}, "):
-        make_schedule(config, PretrainConfig(steps=steps))
+def test_warm_up_as_long_as_the_run_or_a_part_of_it(train, pretraining, words):
+    config = TrainConfig(steps=100, **train)
+    with pytest.raises(ValueError, match=f"train.warmup: expected less than .*{words}"):
+        make_schedule(config, PretrainConfig(steps=pretraining))
 
 
 def test_warm_up_beyond_the_run_is_meant_where_nothing_ends():
