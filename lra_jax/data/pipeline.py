@@ -42,16 +42,6 @@ Augment = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """``(tokens of one example, generator) -> tokens`` of the same length."""
 
 
-__all__ = [
-    "EvalBatches",
-    "bucket_lengths",
-    "eval_batches",
-    "eval_shapes",
-    "read_examples",
-    "train_iterator",
-]
-
-
 def bucket_lengths(dataset: SequenceDataset, buckets: Buckets) -> tuple[int, ...]:
     """Returns the lengths to which batches of any split are padded, increasing.
 
@@ -166,19 +156,37 @@ def _generator(*entropy: int) -> np.random.Generator:
 
 
 class EvalBatches:
-    """Batches of one split in which every example counts once; iterate repeatedly."""
+    """Batches of one split in which every example counts once; iterate repeatedly.
+
+    They have the shapes of training. `weights` is 1 for a row that counts and 0 for one
+    that fills the last batch of a bucket (a repeated example, so that every value is
+    defined). The weights of all rows on all hosts sum to the number of examples.
+
+    Args:
+      dataset: a prepared dataset.
+      split: the split to read. Any of the dataset's parts is padded to its own longest.
+      buckets: the lengths to pad to, see `bucket_lengths`.
+      batch_size: rows per batch, over all hosts.
+      shard: this host's index and the number of hosts.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
 
     def __init__(
         self,
         dataset: SequenceDataset,
         split: str,
-        buckets: tuple[int, ...],
-        batch_size: int,
-        rows: slice,
+        buckets: Buckets = "auto",
+        batch_size: int = 32,
+        *,
+        shard: tuple[int, int] = (0, 1),
     ):
-        self._reader, self._rows = _Reader(dataset, split), rows
+        lengths = _split_buckets(dataset, split, bucket_lengths(dataset, buckets))
+        self._rows = _shard_rows(batch_size, shard)
+        self._reader = _Reader(dataset, split)
         self._plan = plan_evaluation(
-            _example_lengths(dataset, split), buckets=buckets, batch_size=batch_size
+            _example_lengths(dataset, split), buckets=lengths, batch_size=batch_size
         )
 
     def __len__(self) -> int:
@@ -196,37 +204,8 @@ class EvalBatches:
             yield batch | {"weights": weights[self._rows]}
 
 
-def eval_batches(
-    dataset: SequenceDataset,
-    split: str,
-    buckets: Buckets = "auto",
-    batch_size: int = 32,
-    *,
-    shard: tuple[int, int] = (0, 1),
-) -> EvalBatches:
-    """Returns the batches of an evaluation, of the same shapes as in training.
-
-    `weights` is 1 for a row that counts and 0 for one that fills the last batch of
-    a bucket (a repeated example, so that every value is defined). The weights of
-    all rows on all hosts sum to the number of examples.
-
-    Args:
-      dataset: a prepared dataset.
-      split: the split to read. Any of the dataset's parts is padded to its own longest.
-      buckets: the lengths to pad to, see `bucket_lengths`.
-      batch_size: rows per batch, over all hosts.
-      shard: this host's index and the number of hosts.
-
-    Raises:
-      ValueError: an argument is out of range.
-    """
-    resolved = _split_buckets(dataset, split, bucket_lengths(dataset, buckets))
-    rows = _shard_rows(batch_size, shard)
-    return EvalBatches(dataset, split, resolved, batch_size, rows)
-
-
 def eval_shapes(dataset: SequenceDataset, buckets: tuple[int, ...]) -> int:
-    """The most shapes that batches of `eval_batches` can have over all splits."""
+    """The most shapes that batches of `EvalBatches` can have over all splits."""
     shapes = {
         (width, dataset.labels(split).shape[1:])
         for split in (*dataset.splits, *dataset.parts)

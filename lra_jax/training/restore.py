@@ -173,7 +173,7 @@ def predictions(
         return model(*(batch[name] for name in model.INPUTS))
 
     run = sharding.under_mesh(trainer.mesh, logits)
-    batches = pipeline.eval_batches(
+    batches = pipeline.EvalBatches(
         trainer.dataset, split, trainer.buckets, train.eval_batch_size
     )
     lines = []

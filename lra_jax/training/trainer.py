@@ -282,7 +282,7 @@ class Trainer:
         Raises:
           Stopped: a signal was received; with several processes, it goes on.
         """
-        batches = pipeline.eval_batches(
+        batches = pipeline.EvalBatches(
             self.dataset,
             split,
             self.buckets,

@@ -295,7 +295,7 @@ def test_a_task_of_pairs(tmp_path):
     dataset = builder.prepare(Pairs, config, tmp_path)
     assert dataset.lengths("train").tolist() == [[i, 9 - i] for i in range(1, 9)]
     assert pipeline.bucket_lengths(dataset, "auto") == (16,)
-    batch = next(iter(pipeline.eval_batches(dataset, "test", "8,16", batch_size=2)))
+    batch = next(iter(pipeline.EvalBatches(dataset, "test", "8,16", batch_size=2)))
     assert batch["tokens_1"].shape == batch["tokens_2"].shape == (2, 8)
     assert batch["lengths_1"].tolist() == [1, 2]
     assert batch["lengths_2"].tolist() == [8, 7]

@@ -37,7 +37,7 @@ def test_splits(dataset):
         assert (dataset.lengths(split) == 1024).all()
     example = dataset.source("test")[0]
     assert example["tokens"].dtype == np.uint8 and len(example["tokens"]) == 1024
-    batch = next(iter(pipeline.eval_batches(dataset, "test", "none", batch_size=10)))
+    batch = next(iter(pipeline.EvalBatches(dataset, "test", "none", batch_size=10)))
     assert batch["tokens"].shape == (10, 1024) and batch["tokens"].max() == 255
 
 

@@ -89,10 +89,10 @@ def test_shards_make_up_the_global_batch(dataset):
         assert_batches_equal(joined, batch)
     for name in ("valid", "test"):
         shards = [
-            pipeline.eval_batches(dataset, name, "auto", 16, shard=(i, 2))
+            pipeline.EvalBatches(dataset, name, "auto", 16, shard=(i, 2))
             for i in (0, 1)
         ]
-        whole = pipeline.eval_batches(dataset, name, "auto", 16)
+        whole = pipeline.EvalBatches(dataset, name, "auto", 16)
         for batch, *parts in zip(whole, *shards, strict=True):
             joined = {k: np.concatenate([part[k] for part in parts]) for k in batch}
             assert_batches_equal(joined, batch)
@@ -102,7 +102,7 @@ def test_shards_make_up_the_global_batch(dataset):
 @pytest.mark.parametrize("batch_size", [1, 16, 64])
 def test_evaluation_counts_every_example_once(dataset, buckets, batch_size):
     for split in dataset.splits:
-        batches = pipeline.eval_batches(dataset, split, buckets, batch_size)
+        batches = pipeline.EvalBatches(dataset, split, buckets, batch_size)
         total, labels = 0.0, []
         for batch in batches:
             assert batch["weights"].dtype == np.float32
@@ -122,7 +122,7 @@ def test_evaluation_has_the_shapes_of_training(dataset):
     seen = {b["tokens"].shape[1] for b in train(dataset, buckets="auto")}
     assert seen <= set(lengths)
     for split in dataset.splits:
-        batches = pipeline.eval_batches(dataset, split, "auto", 16)
+        batches = pipeline.EvalBatches(dataset, split, "auto", 16)
         assert {b["tokens"].shape[1] for b in batches} <= set(lengths)
 
 
@@ -149,7 +149,7 @@ def test_wrong_arguments(dataset, changes, message):
 
 def test_there_is_no_such_split(dataset):
     with pytest.raises(ValueError, match="split: expected one of"):
-        pipeline.eval_batches(dataset, "dev", "auto", 16)
+        pipeline.EvalBatches(dataset, "dev", "auto", 16)
 
 
 def test_no_two_random_streams_are_one(dataset):

@@ -339,13 +339,13 @@ def test_parts_have_widths_of_their_own():
     buckets = pipeline.bucket_lengths(data, "auto")
     assert buckets[-1] == 64  # Not the thousand of the longest part.
     for part, width in (("64", 64), ("1000", 1000)):
-        batches = list(pipeline.eval_batches(data, part, buckets, 32))
+        batches = list(pipeline.EvalBatches(data, part, buckets, 32))
         assert {batch["tokens"].shape for batch in batches} == {(32, width)}
         assert sum(batch["weights"].sum() for batch in batches) == 60
     shapes = {
         (batch["tokens"].shape, batch["labels"].shape)
         for split in (*data.splits, *data.parts)
-        for batch in pipeline.eval_batches(data, split, buckets, 32)
+        for batch in pipeline.EvalBatches(data, split, buckets, 32)
     }
     assert len(shapes) <= pipeline.eval_shapes(data, buckets) == 2
 

@@ -217,7 +217,7 @@ def test_predictions_are_those_that_were_counted(tmp_path):
     dataset = task.prepare(config.data)
     trainer = Trainer(config, task, dataset, tmp_path, training=False)
     params = jax.tree.map(lambda x: x * 0.01, trainer.state.params)
-    batches = pipeline.eval_batches(dataset, "test", trainer.buckets, 32)
+    batches = pipeline.EvalBatches(dataset, "test", trainer.buckets, 32)
     model: Any = trainer.model_at(params)
     wanted = [
         np.argmax(helpers.call_model(type(model).__call__, model, *arrays), -1)

@@ -77,8 +77,11 @@ class LabelledDataset(SequenceDataset):
         self.vocab_size, self.num_classes = vocabulary.size, len(names)
         self.max_length = max_length
         if not isinstance(vocabulary, Bytes):
-            own = {"vocabulary": vocabulary.raw, "max_length": max_length}
-            self.raw = {"kind": "vocabulary", **own}
+            self.raw = {
+                "kind": "vocabulary",
+                "vocabulary": vocabulary.raw,
+                "max_length": max_length,
+            }
         self.decode = lambda tokens: vocabulary.decode(tokens).decode(errors="replace")
         self.token_dtype = np.min_scalar_type(vocabulary.size - 1)
         end = np.array([vocabulary.end])
@@ -94,10 +97,7 @@ class LabelledDataset(SequenceDataset):
         }
         ids = {name: index for index, name in enumerate(names)}
         self._labels = {
-            split: np.array(
-                [ids[label] for label in texts.labels],
-                np.int32,
-            )
+            split: np.array([ids[label] for label in texts.labels], np.int32)
             for split, texts in splits.items()
         }
         digest = hashlib.blake2b(f"{max_length}".encode(), digest_size=16)

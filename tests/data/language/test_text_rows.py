@@ -215,7 +215,7 @@ def test_batches_go_on_where_they_stopped(folder):
         assert set(one) == {"tokens", "segment_ids", "labels"}
         for name in one:
             np.testing.assert_array_equal(one[name], two[name])
-    counted = pipeline.eval_batches(dataset, "train", batch_size=4)
+    counted = pipeline.EvalBatches(dataset, "train", batch_size=4)
     total = sum((b["labels"] >= 0)[b["weights"] > 0].sum() for b in counted)
     assert total == dataset.num_targets("train")
 
