@@ -89,7 +89,7 @@ class _Call:
         import jax.numpy as jnp
 
         from lra_jax.benchmarking.cases import Case
-        from lra_jax.benchmarking.works import extra_arrays, pulled_back
+        from lra_jax.benchmarking.works import extra_arrays, pull_back
 
         mechanism = registry.resolve(name)
         keys = jax.random.split(jax.random.key(0), 3)
@@ -108,7 +108,7 @@ class _Call:
             def run(given, *arrays):
                 return mechanism.attention(*arrays, **sizes, **given)
 
-            out, pullback = pulled_back(mechanism, run, given, arrays)
+            out, pullback = pull_back(mechanism, run, given, arrays)
             return out, pullback(out)
 
         self.given = given

@@ -77,10 +77,10 @@ def write_report(
     from lra_jax.reports import exports
     from lra_jax.reports.runs import (
         group_runs,
-        incomplete,
+        lost_metrics,
         read_runs,
-        repeated,
-        unfinished,
+        repeated_runs,
+        unfinished_runs,
     )
 
     for name in formats:
@@ -93,10 +93,10 @@ def write_report(
         got = ", ".join(map(str, paths))
         raise expected("RUNS", "finished runs (with a result.json)", got)
     notes = {
-        "not finished": unfinished(runs),
-        "left out": repeated(runs),
+        "not finished": unfinished_runs(runs),
+        "left out": repeated_runs(runs),
         "cannot be read": problems,
-        "without some of its metrics": incomplete(runs),
+        "without some of its metrics": lost_metrics(runs),
     }
     out = expand_home(out, "--out")
     with writable("--out", "a folder", out):

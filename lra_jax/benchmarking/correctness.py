@@ -165,9 +165,9 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
     """
     row: Row = {"attention": case.attention, "causal": case.causal}
     row |= {"rows": case.rows, "dtype": dtype}
-    refusal = refused(case, dtype)
-    if refusal is not None:
-        return row | {"status": "not supported", "reason": refusal}
+    problem = refusal(case, dtype)
+    if problem is not None:
+        return row | {"status": "not supported", "reason": problem}
     try:
         with np.load(file_of(case, folder)) as file:
             arrays = dict(file)
@@ -196,7 +196,7 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
     }
 
 
-def refused(case: Case, dtype: str) -> str | None:
+def refusal(case: Case, dtype: str) -> str | None:
     """Why this device does not support a case's form; None = it does."""
     work = make_work(dataclasses.replace(case, dtype=dtype))
     try:

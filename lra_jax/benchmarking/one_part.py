@@ -97,7 +97,7 @@ def _skip_kernels(cases: Sequence[Case], dtypes: Sequence[str], file: Path) -> b
     reason: str | None = "none of --attention has kernels"
     for case in cases:
         for dtype in dtypes:
-            reason = correctness.refused(case, dtype)
+            reason = correctness.refusal(case, dtype)
             if reason is None:
                 return False
     write_json(file, {"skipped": reason})

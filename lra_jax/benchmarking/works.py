@@ -103,7 +103,7 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
 
     def both(extra: Arrays, *arrays: jax.Array) -> Any:
         *inputs, cotangent = arrays
-        out, pullback = pulled_back(mechanism, call, extra, inputs)
+        out, pullback = pull_back(mechanism, call, extra, inputs)
         return out, pullback(cotangent)
 
     backward = case.work == "forward+backward"
@@ -123,7 +123,7 @@ def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[st
     return {k: v for k, v in keywords.items() if names is None or k in names}
 
 
-def pulled_back(
+def pull_back(
     mechanism: Any,
     call: Callable[..., jax.Array],
     extra: Arrays,

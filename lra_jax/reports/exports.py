@@ -55,8 +55,8 @@ def _row(group: Group) -> Row:
         "parameters": first.parameters,
         "peak_memory_bytes": peak,
         "peak_memory_kind": kind,
-        "device": group.said("device"),
-        "commit": group.said("commit"),
+        "device": group.text("device"),
+        "commit": group.text("commit"),
         "command": first.command,
     }
 

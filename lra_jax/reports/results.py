@@ -247,7 +247,7 @@ def _protocol(group: Group) -> str:
         f"{positions} positions{parts}, padding {model.padding}{changes}; "
         f"data {data.origin}{longest}, "
         f"{split}, {group.results[0].test_examples:,} test examples; "
-        f"{group.said('device') or 'unknown device'}{note}"
+        f"{group.text('device') or 'unknown device'}{note}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from lra_jax import own_code
 from lra_jax.configs import Config
 from lra_jax.errors import InputError, expected, on_one_line, renamed
-from lra_jax.files import parse_json, read_bytes, walked
+from lra_jax.files import read_json, walked
 from lra_jax.tasks import get_task
 from lra_jax.training.metrics import FILE, missing_reports, read_metrics
 from lra_jax.training.result import Result, read_result
@@ -74,7 +74,7 @@ class Group:
         kinds = {result.steps_per_second_kind for result in self.results}
         return "cold" if "cold" in kinds else "warm"
 
-    def said(self, name: str) -> str | None:
+    def text(self, name: str) -> str | None:
         """A text of the results, such as the device: every different one; None if it
         was not recorded."""
         texts = dict.fromkeys(str(x) for r in self.results if (x := getattr(r, name)))
@@ -151,7 +151,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Groups finished runs that differ only in their seed, by task, the best first.
 
     Runs on other examples, or of another version of the user's attention, are other
-    groups. Of two runs with the same seed the first is used; see `repeated`.
+    groups. Of two runs with the same seed the first is used; see `repeated_runs`.
     """
     groups = [
         Group(tuple(seeds[seed][0] for seed in sorted(seeds)))
@@ -160,7 +160,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return sorted(groups, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
 
 
-def repeated(runs: Sequence[Run]) -> list[str]:
+def repeated_runs(runs: Sequence[Run]) -> list[str]:
     """A line for each run that `group_runs` leaves out: its folder, and that of the
     run with the same settings and seed that is used."""
     return [
@@ -185,7 +185,7 @@ def _by_seed(runs: Sequence[Run]) -> list[dict[int, list[Run]]]:
     return list(groups.values())
 
 
-def unfinished(runs: Sequence[Run]) -> list[str]:
+def unfinished_runs(runs: Sequence[Run]) -> list[str]:
     """A line for each run without a result: its folder, and its progress."""
     lines = []
     for run in runs:
@@ -195,7 +195,7 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def incomplete(runs: Sequence[Run]) -> list[str]:
+def lost_metrics(runs: Sequence[Run]) -> list[str]:
     """A line for each finished run that has lost some of its metrics."""
     lines = []
     for run in runs:
@@ -207,19 +207,9 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
 
 
 def _read_run(folder: Path) -> Run:
-    config = Config.from_dict(_read_json(folder / "config.json"))
     try:
+        config = Config.from_dict(read_json(folder / "config.json"))
         metrics, result = tuple(read_metrics(folder)), read_result(folder)
     except InputError as error:  # The folder is named already.
         raise renamed(error, Path(error.name).name) from None
     return Run(folder, config, result, metrics, own_code.digest(folder))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = parse_json(read_bytes(path))
-    except ValueError as error:
-        raise expected(path.name, "JSON", error) from None
-    if not isinstance(values, dict):
-        raise expected(path.name, "an object", repr(values))
-    return values

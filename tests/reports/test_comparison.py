@@ -9,7 +9,7 @@ from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports import exports, results
 from lra_jax.reports.comparison import differing_settings
-from lra_jax.reports.runs import read_runs, repeated
+from lra_jax.reports.runs import read_runs, repeated_runs
 from reports.made_runs import compact, groups_in, make_run
 
 
@@ -34,7 +34,7 @@ def test_a_changed_attention_is_another_setting(tmp_path: Path) -> None:
     ]
     # Nothing is left out without a word.
     line = f"{runs / 'd'}: the same settings and seed as {runs / 'b'}"
-    assert repeated(read_runs(runs)[0]) == [line]
+    assert repeated_runs(read_runs(runs)[0]) == [line]
     report.write_report(runs, tmp_path / "out", ["html"])
     assert f"left out: {line}" in (tmp_path / "out" / "report.html").read_text()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lra_jax import report
-from lra_jax.reports.runs import group_runs, read_runs, repeated, unfinished
+from lra_jax.reports.runs import group_runs, read_runs, repeated_runs, unfinished_runs
 from reports.made_runs import change, compact, groups_in, make_run
 
 LENGTHS = "test_accuracy_by_length"
@@ -22,7 +22,7 @@ def test_groups_have_mean_and_deviation_over_seeds(runs: Path) -> None:
     assert best.mean("test_accuracy_best") == 38
     assert best.deviation("test_accuracy_best") == pytest.approx(2.0)  # Sample sd.
     assert other.deviation("test_accuracy_best") is None
-    assert unfinished(found) == [f"{runs / 'c'}: 2,000 of 5,000 steps"]
+    assert unfinished_runs(found) == [f"{runs / 'c'}: 2,000 of 5,000 steps"]
 
 
 def test_other_settings_or_data_are_other_groups(runs: Path) -> None:
@@ -55,7 +55,7 @@ def test_linked_run_directories_are_read(runs: Path, tmp_path: Path) -> None:
 def test_the_same_settings_and_seed_again_are_left_out(runs: Path) -> None:
     make_run(runs / "z", 99.0, compact("flow"))
     line = f"{runs / 'z'}: the same settings and seed as {runs / 'deep' / 'b'}"
-    assert repeated(read_runs(runs)[0]) == [line]
+    assert repeated_runs(read_runs(runs)[0]) == [line]
 
 
 def text(file: str, content: str | bytes) -> Callable[[Path], object]:
