@@ -268,7 +268,7 @@ def compare_networks(
             mean, theirs = curve["mean"], printed[network].get(variant, ())
             looks = {"spread": curve["std"], "published": theirs}
             lines.append(charts.Line(variant, range(len(mean)), mean, **looks))
-            label = f"{network}, {variant}"
+            label = f"{network}, {variant}" if len(networks) > 1 else variant
             rows.append((label, *(f"{x:.3f}" for x in mean)))
             if theirs:
                 cells = [f"{x:.3f}" for x in theirs[: len(mean)]]
