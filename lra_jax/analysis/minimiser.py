@@ -8,6 +8,7 @@ a corner. The corners are searched from the two ends inwards; edges below which 
 better can lie are skipped.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +40,8 @@ def composite_minimiser(matrix: np.ndarray) -> np.ndarray:
     scale = np.abs(matrix - shift).max()
     if scale == 0:
         return shift
-    programme = _Programme((matrix - shift) / scale)
-    left, right = programme.corner(1.0, 1e-7), programme.corner(1e-7, 1.0)
+    corner = _make_solver((matrix - shift) / scale)
+    left, right = corner(1.0, 1e-7), corner(1e-7, 1.0)
     best = min(left, right, key=lambda corner: corner.product)
     edges = [(left, right)]
     while edges:
@@ -51,7 +52,7 @@ def composite_minimiser(matrix: np.ndarray) -> np.ndarray:
         a, b = left.rows - right.rows, right.columns - left.columns
         if a <= 0 or b <= 0:
             continue
-        middle = programme.corner(a, b)
+        middle = corner(a, b)
         level = a * left.columns + b * left.rows
         if a * middle.columns + b * middle.rows >= level * (1 - _TOLERANCE):
             continue  # an edge of the polygon: no corner lies beyond it
@@ -60,44 +61,40 @@ def composite_minimiser(matrix: np.ndarray) -> np.ndarray:
     return best.x * scale + shift
 
 
-class _Programme:
-    """``min a f + b g`` over x, f, g and u with ``u_ij >= |X_ij - x_j|``, column sums
-    of u at most f and row sums at most g."""
+def _make_solver(matrix: np.ndarray) -> Callable[[float, float], _Corner]:
+    """A function of a and b for the corner that minimises ``a f + b g``.
 
-    def __init__(self, matrix: np.ndarray):
-        from scipy import sparse
+    The variables are x, f, g and u with ``u_ij >= |X_ij - x_j|``, column sums of u at
+    most f and row sums at most g.
+    """
+    from scipy import sparse
+    from scipy.optimize import linprog
 
-        self.matrix = matrix
-        rows, columns = matrix.shape
-        cells = sparse.identity(rows * columns)
-        to_x = sparse.kron(np.ones((rows, 1)), sparse.identity(columns))
-        column_sums = sparse.kron(np.ones((1, rows)), sparse.identity(columns))
-        row_sums = sparse.kron(sparse.identity(rows), np.ones((1, columns)))
-        self.constraints = sparse.bmat(
-            [
-                [-to_x, None, None, -cells],  # X - x <= u
-                [to_x, None, None, -cells],  # x - X <= u
-                [None, -np.ones((columns, 1)), None, column_sums],
-                [None, None, -np.ones((rows, 1)), row_sums],
-            ],
-            format="csr",
-        )
-        flat = matrix.ravel()
-        self.limits = np.concatenate([-flat, flat, np.zeros(columns + rows)])
+    rows, columns = matrix.shape
+    cells = sparse.identity(rows * columns)
+    to_x = sparse.kron(np.ones((rows, 1)), sparse.identity(columns))
+    column_sums = sparse.kron(np.ones((1, rows)), sparse.identity(columns))
+    row_sums = sparse.kron(sparse.identity(rows), np.ones((1, columns)))
+    constraints = sparse.bmat(
+        [
+            [-to_x, None, None, -cells],  # X - x <= u
+            [to_x, None, None, -cells],  # x - X <= u
+            [None, -np.ones((columns, 1)), None, column_sums],
+            [None, None, -np.ones((rows, 1)), row_sums],
+        ],
+        format="csr",
+    )
+    limits = np.concatenate([-matrix.ravel(), matrix.ravel(), np.zeros(columns + rows)])
+    bounds = [(None, None)] * columns + [(0, None)] * (2 + rows * columns)
 
-    def corner(self, a: float, b: float) -> _Corner:
-        """The corner that minimises ``a f + b g``."""
-        from scipy.optimize import linprog
-
-        rows, columns = self.matrix.shape
-        cost = np.zeros(columns + 2 + rows * columns)
+    def corner(a: float, b: float) -> _Corner:
+        cost = np.zeros(len(bounds))
         cost[columns], cost[columns + 1] = a, b
-        bounds = [(None, None)] * columns + [(0, None)] * (2 + rows * columns)
-        solved = linprog(
-            cost / cost.sum(), self.constraints, self.limits, bounds=bounds
-        )
+        solved = linprog(cost / cost.sum(), constraints, limits, bounds=bounds)
         if not solved.success:
             raise RuntimeError(f"the linear programme failed: {solved.message}")
         x = solved.x[:columns]
-        size = np.abs(self.matrix - x)
+        size = np.abs(matrix - x)
         return _Corner(size.sum(0).max(), size.sum(1).max(), x)
+
+    return corner
