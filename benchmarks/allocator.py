@@ -37,15 +37,15 @@ SMALL = (
 
 def environment(name: str) -> dict[str, str]:
     """The environment of a run, by the name of its setting."""
-    own = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    variables = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
     if name == "system":
-        return own | {"LRA_JAX_ALLOCATOR": "system"}
+        return variables | {"LRA_JAX_ALLOCATOR": "system"}
     kept = [
         f"glibc.malloc.{key}={value}"
         for key, value in runtime.tunables().items()
         if name == "tuned" or key != CACHE
     ]
-    return own | {"GLIBC_TUNABLES": ":".join(kept)}
+    return variables | {"GLIBC_TUNABLES": ":".join(kept)}
 
 
 def measure(name: str, steps: int, folder: Path, run: str) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def main() -> None:
                 run = f"{name}-{turn}"
                 rows[name].append(measure(name, args.steps, Path(folder), run))
     median = {
-        name: {key: statistics.median(row[key] for row in found) for key in found[0]}
-        for name, found in rows.items()
+        name: {key: statistics.median(row[key] for row in runs) for key in runs[0]}
+        for name, runs in rows.items()
     }
     report = origin() | {"steps": args.steps, "median": median, "runs": rows}
     write(args.out, report)

@@ -489,10 +489,10 @@ def check(names: list[str], length: int, cache: str) -> dict[str, dict[str, Any]
                     _arrays(request["file"]), references[form.computes], strict=True
                 )
                 error = max(float(abs(x - y).max() / abs(y).max()) for x, y in pairs)
-                own = form.package == "lra-jax"
+                ours = form.package == "lra-jax"
                 version = importlib.metadata.version
                 row["package"] = form.package
-                row["version"] = lra_jax.__version__ if own else version(form.package)
+                row["version"] = lra_jax.__version__ if ours else version(form.package)
                 row["error"] = float(f"{error:.1e}")
             print(*row.values())
     return described

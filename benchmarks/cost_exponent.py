@@ -97,22 +97,22 @@ class _Call:
         self.arrays = [jax.random.normal(key, shape) for key in keys]
         mask = jnp.arange(length)[None] < length - 7
         case = Case(name, "forward+backward", length, heads=heads, head_dim=head_dim)
-        given = extra_arrays(case, mechanism, {})
+        extra = extra_arrays(case, mechanism, {})
         masks = {"mask": mask, "query_mask": mask}
         taken = registry.accepted_keywords(mechanism.attention) or frozenset()
-        given |= {name: x for name, x in masks.items() if name in taken}
+        extra |= {name: x for name, x in masks.items() if name in taken}
         sizes = {"max_length": length} if "max_length" in taken else {}
 
         @jax.jit
-        def both(arrays, given):
-            def run(given, *arrays):
-                return mechanism.attention(*arrays, **sizes, **given)
+        def both(arrays, extra):
+            def run(extra, *arrays):
+                return mechanism.attention(*arrays, **sizes, **extra)
 
-            out, pullback = pull_back(mechanism, run, given, arrays)
+            out, pullback = pull_back(mechanism, run, extra, arrays)
             return out, pullback(out)
 
-        self.given = given
-        self._call = both.lower(self.arrays, given).compile()
+        self.extra = extra
+        self._call = both.lower(self.arrays, extra).compile()
         memory: Any = self._call.memory_analysis()
         self.temporary_bytes = memory.temp_size_in_bytes
 
@@ -121,7 +121,7 @@ class _Call:
         import jax
 
         begun = time.perf_counter()
-        jax.block_until_ready(self._call(self.arrays, self.given))
+        jax.block_until_ready(self._call(self.arrays, self.extra))
         return time.perf_counter() - begun
 
 
@@ -135,10 +135,10 @@ def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
         before = json.loads(RESULT.read_text())
         alike = all(before[n] == report[n] for n in ("heads", "head_dim", "lengths"))
         if alike and before["mechanisms"].keys() - report["mechanisms"].keys():
-            own = {name: report[name] for name in origin()}
+            made = {name: report[name] for name in origin()}
             # Rows measured in the same place as the others say nothing of their own.
-            own = {name: x for name, x in own.items() if before[name] != x}
-            new = {name: row | own for name, row in report["mechanisms"].items()}
+            made = {name: x for name, x in made.items() if before[name] != x}
+            new = {name: row | made for name, row in report["mechanisms"].items()}
             rows = before["mechanisms"] | new
             names = [name for name in registry.names() if name in rows]
             report = before | {"mechanisms": {name: rows[name] for name in names}}

@@ -90,7 +90,7 @@ def compare(options: Any, names: list[str]) -> None:
 
 
 def _row(times: dict[str, list[float]]) -> dict[str, float]:
-    medians = {side: statistics.median(found) for side, found in times.items()}
+    medians = {side: statistics.median(runs) for side, runs in times.items()}
     ratios = [b / a for a, b in zip(times["ours"], times["pytorch"], strict=True)]
     return {
         "ours_median_ms": round(1e3 * medians["ours"], 1),

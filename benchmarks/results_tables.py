@@ -422,10 +422,8 @@ def language(name: str) -> str:
     first = next(iter(report["runs"].values()))[0]
     numbers = sorted({len(row["scores"]) for row in rows.values()})
     seeds = f"mean and half the range of {numbers[-1]} seeds"
-    if numbers[-1] == 1:
-        seeds = "one seed"
-    elif len(numbers) > 1:
-        seeds += ", or fewer where no range is given"
+    if len(numbers) > 1:
+        seeds += ", or fewer where no range is shown"
     note = (
         f"Test split of the {first['data']} (fingerprint {first['data_fingerprint']}), "
         f"{first['steps']} steps, {seeds}, on "
