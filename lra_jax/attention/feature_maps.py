@@ -97,10 +97,7 @@ class Options(NamedTuple):
 
 
 def prepared(
-    options: Any,
-    arrays: Any,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
+    options: Any, arrays: Any, tables: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """phi(q), phi(k) and v of one segment, heads first, zero where hidden.
 
@@ -108,8 +105,8 @@ def prepared(
     """
     query, key, value = arrays[:3]
     phi, dtype = options.feature_map, options.dtype
-    made = features(query, key, phi, dtype, mask, query_mask)
-    return *made, masking.by_head(value, query.shape[2], mask, dtype)
+    made = features(query, key, phi, dtype, tables.mask, tables.query_mask)
+    return *made, masking.by_head(value, query.shape[2], tables.mask, dtype)
 
 
 def given(
@@ -151,11 +148,6 @@ def products(
     return jnp.einsum(
         "bntm,bnsm->bnts", query_features, key_features, precision=precision
     )
-
-
-def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """`[..., M]` -> `[..., 2M]`: x times the cosine `[...]`, then x times the sine."""
-    return jnp.concatenate([x * cos[..., None], x * sin[..., None]], -1)
 
 
 def at_least(x: jax.Array, floor: float) -> jax.Array:

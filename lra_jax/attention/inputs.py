@@ -163,9 +163,12 @@ def check_grid(
     query: jax.Array,
     key: jax.Array,
     is_causal: bool,
-    segment_ids: jax.Array | None,
+    rows: Any,
 ) -> None:
-    """Raises ``ValueError`` unless the grid is None or fits the inputs."""
+    """Raises ``ValueError`` unless the grid is None or fits the inputs.
+
+    ``rows`` are the documents of packed rows, or None.
+    """
     if grid is None:
         return
     size = check_sides("grid", grid)
@@ -175,7 +178,7 @@ def check_grid(
             raise expected("grid", wanted, tuple(grid))
     if is_causal:
         raise expected("is_causal", "False with a grid", True)
-    if segment_ids is not None:
+    if rows is not None:
         raise expected("segment_ids", "None with a grid", "an array")
 
 
@@ -255,6 +258,19 @@ def refuse_decoding(
             "lra_jax.models.MultiHeadAttention)",
             f"T=1 and S={key.shape[1]}",
         )
+
+
+def refuse_without_gates(
+    deterministic: bool | None, name: str, *gates: jax.Array | None
+) -> None:
+    """Raises ``ValueError`` if a Flax layer calls a mechanism without its gates.
+
+    They depend on the input, and that layer has no projections for them. As in
+    `refuse_decoding`, ``deterministic`` is not None if a layer calls.
+    """
+    if deterministic is not None and all(gate is None for gate in gates):
+        layer = f"lra_jax.models.MultiHeadAttention(mechanism={name!r})"
+        raise expected("attention_fn", f"{layer}, which makes the gates", name)
 
 
 def check_self(query: jax.Array, key: jax.Array, name: str) -> None:

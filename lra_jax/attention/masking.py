@@ -4,11 +4,6 @@ A mask is boolean, True where a position may be attended. Padding is exact: hidd
 positions are set to zero before anything is summed, whatever they held.
 """
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.core
 import jax.numpy as jnp
@@ -153,27 +148,6 @@ def broken_again(out: jax.Array, whole: jax.Array | None) -> jax.Array:
     if whole is None:
         return out
     return jnp.where(whole, out, jnp.nan)
-
-
-def guarded(attention: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """An attention in which padded queries, whatever they hold, affect no gradient.
-
-    If there is a mask, or a packed row, `hide_broken` runs before the attention and
-    `broken_again` after it. For mechanisms without a query mask.
-    """
-
-    place = list(inspect.signature(attention).parameters).index("mask")
-
-    @functools.wraps(attention)
-    def call(query: jax.Array, *args: Any, **keywords: Any) -> jax.Array:
-        given = args[place - 1] if len(args) >= place else keywords.get("mask")
-        given = keywords.get("segment_ids") if given is None else given
-        query, whole = inputs.of_jax(query), None
-        if np.ndim(query) == 4:  # Other ranks are rejected inside.
-            query, whole = hide_broken(query, given)
-        return broken_again(attention(query, *args, **keywords), whole)
-
-    return call
 
 
 def by_head(

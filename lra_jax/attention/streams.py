@@ -1,26 +1,30 @@
 """Streams: decoding one position at a time, written once for all causal mechanisms.
 
-A mechanism has ``X_prefill(query, key, value, ..., mask=None, state=None)``, which
-processes a prompt, or a later part of one, and returns its causal attention and the
-state after the last real position. If one function computes both ``X_prefill`` and
-``X_attention``, the prefill is made from it here. ``X_step`` and ``X_init`` follow from
-the prefill: a step is a prompt of length 1, and, because padding is exact, the initial
-state is the state after a prompt whose only position is hidden.
+A mechanism computes ``run(call, **options) -> (output, state)``, see `Call`. Its
+``X_prefill`` runs a prompt, or a later part of one, and returns the causal attention
+and the state after the last real position. ``X_step`` and ``X_init`` follow from it: a
+step is a prompt of length 1, and, because padding is exact, the initial state is the
+state after a prompt whose only position is hidden. One device's slice of a longer
+sequence is also a call (`make_slice`).
+
+The options of all of these are the parameters of ``X_attention``, declared once.
 """
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import inputs, masking, packed
+from lra_jax.attention import inputs
+from lra_jax.attention.call import FIELDS, Call
 from lra_jax.errors import expected
 
 State = TypeVar("State", covariant=True)
 AnyState = TypeVar("AnyState")
+Options = ParamSpec("Options")
 
 _PREFILL = """Processes a whole prompt, or a later part of one, in one pass.
 
@@ -68,23 +72,27 @@ _STEP = """Processes one position of each sample: `[B, N, H]` -> `[B, N, Hv]`.
     """
 
 
-# Parameters of an attention that are not options of its prefill.
-_ATTENTION = {"query", "key", "value", "is_causal", "implementation", "deterministic"}
 # Parameters of a prefill that are not options of init and step.
 _WHOLE = {"query", "key", "value", "mask", "chunking", "state", "segment_ids"}
+# Fields of a call that a prefill does not take.
+_NOT_STREAMED = {"is_causal", "implementation", "deterministic"}
 
 
-class Prefill(Protocol[AnyState]):
-    """The type of an ``X_prefill`` made by `make_prefill`."""
+class Prefill(Protocol[Options, AnyState]):
+    """The type of an ``X_prefill``.
+
+    At run time all but the arrays and the mask are passed by keyword.
+    """
 
     def __call__(
         self,
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
-        *arguments: Any,
+        mask: jax.Array | None = None,
         state: AnyState | None = None,
-        **options: Any,
+        *args: Options.args,
+        **options: Options.kwargs,
     ) -> tuple[jax.Array, AnyState]: ...
 
 
@@ -145,65 +153,29 @@ def checked(state: Any, empty: Any) -> Any:
     return state
 
 
-def begun(
-    state: Any,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    rows: packed.Packed | None = None,
-) -> tuple[jax.Array | None, jnp.dtype, jax.Array]:
-    """Checks a prefill's arrays, and returns what it needs to start.
-
-    Args:
-      state: the state so far, with ``sums`` and ``position``; None = a new stream.
-      query: `[B, T, N, H]`.
-      key: `[B, T, N, H]`.
-      value: `[B, T, N, Hv]`.
-      mask: as given by the caller.
-      rows: where packed documents are; None = one per row.
-
-    Returns:
-      The mask as `[B, T]` or None, the dtype of the sums, and the position after each
-      sample's last real one, `[B]`, counted in its document.
-
-    Raises:
-      ValueError: the arrays or the mask do not fit.
-    """
-    inputs.check_inputs(query, key, value, True)
-    batch, length = query.shape[:2]
-    mask = packed.shown(masking.padding_mask(mask, batch, length), rows)
-    before = None if state is None else state.position
-    position = packed.next_position(mask, rows, batch, length, before)
-    if state is None:
-        return mask, inputs.accumulation_dtype(query, key, value), position
-    return mask, jax.tree.leaves(state.sums)[0].dtype, position
-
-
 def make_prefill(
-    attention: Callable[..., jax.Array], run: Callable[..., tuple[jax.Array, AnyState]]
-) -> Prefill[AnyState]:
+    attention: Callable[
+        Concatenate[jax.Array, jax.Array, jax.Array, jax.Array | None, bool, Options],
+        jax.Array,
+    ],
+    run: Callable[..., tuple[jax.Array, AnyState]],
+    kind: type[AnyState],
+) -> Prefill[Options, AnyState]:
     """Makes the ``X_prefill`` of a mechanism from its ``X_attention``.
 
     Args:
       attention: ``X_attention``.
-      run: computes it and returns the state as well: ``f(query, key, value, mask,
-        is_causal=..., state=..., **options)``. Those of its options that are parameters
-        of the attention become the options of the prefill; with ``**options`` in its
-        signature, all of them.
+      run: computes it and returns the state as well, ``run(call, **options)``, where
+        the options are the attention's parameters that are not fields of a `Call`.
+      kind: the class of the state, of this mechanism alone.
     """
-    taken = inspect.signature(run).parameters
-    every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
     parameters = inspect.signature(attention).parameters
     names = list(parameters)
     # Those before is_causal stay positional: the mask, and arrays before it.
     places = names[names.index("value") + 1 : names.index("is_causal")]
     options = {
-        p.name: p if p.name in places else p.replace(kind=p.KEYWORD_ONLY)
-        for p in parameters.values()
-        if p.kind is not p.VAR_KEYWORD
-        and p.name not in _ATTENTION
-        and (every or p.name in taken)
+        name: p if name in places else p.replace(kind=p.KEYWORD_ONLY)
+        for name, p in _options(attention, _NOT_STREAMED).items()
     }
     defaults = {name: p.default for name, p in options.items()}
 
@@ -222,8 +194,19 @@ def make_prefill(
             raise TypeError(
                 f"{name}() got an unexpected keyword argument {unknown[0]!r}"
             )
-        keywords = defaults | keywords
-        return run(query, key, value, is_causal=True, state=state, **keywords)
+        _check_state(state, kind)
+        fields, rest = _split(defaults | keywords)
+        call = Call.of(
+            query,
+            key,
+            value,
+            is_causal=True,
+            state=state,
+            streams=True,
+            implementation="xla",
+            **fields,
+        )
+        return run(call, **rest)
 
     parameters = inspect.signature(prefill).parameters
     signature = inspect.Signature(
@@ -234,8 +217,74 @@ def make_prefill(
             *(p for name, p in options.items() if name not in places),
         ]
     )
-    words = {"attention": attention.__name__}
+    words = {"attention": getattr(attention, "__name__", "")}
     return _named(prefill, "prefill", attention, _PREFILL, signature, **words)
+
+
+def make_slice(
+    attention: Callable[..., jax.Array], run: Callable[..., tuple[jax.Array, Any]]
+) -> Callable[..., jax.Array]:
+    """Makes the function of one device's slice, see `lra_jax.attention.sharded`.
+
+    It takes the arrays of the slice, the mesh axis ``axis``, and the options of
+    ``X_attention``; others are ignored.
+    """
+    defaults = {
+        name: p.default for name, p in _options(attention, {"implementation"}).items()
+    }
+
+    def attend_slice(
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        mask: jax.Array | None,
+        query_mask: jax.Array | None,
+        segment_ids: jax.Array | None = None,
+        *,
+        axis: str,
+        is_causal: bool,
+        **keywords: Any,
+    ) -> jax.Array:
+        known = {name: x for name, x in keywords.items() if name in defaults}
+        masks = {"mask": mask, "query_mask": query_mask, "segment_ids": segment_ids}
+        fields, rest = _split(defaults | known)
+        fields |= masks | {"axis": axis, "implementation": "xla"}
+        fields["is_causal"] = is_causal
+        return run(Call.of(query, key, value, **fields), **rest)[0]
+
+    return attend_slice
+
+
+def _options(
+    attention: Callable[..., Any], without: set[str]
+) -> dict[str, inspect.Parameter]:
+    """The parameters of an ``X_attention`` after its arrays."""
+    return {
+        p.name: p
+        for p in inspect.signature(attention).parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+        and p.name not in {"query", "key", "value"} | without
+    }
+
+
+def _split(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a `Call`, and the options of the mechanism."""
+    fields = {name: x for name, x in keywords.items() if name in FIELDS}
+    fields.pop("deterministic", None)
+    return fields, {name: x for name, x in keywords.items() if name not in FIELDS}
+
+
+def _check_state(state: Any, kind: type) -> None:
+    """Raises ``ValueError`` unless this is None or a state of this mechanism."""
+    if state is None:
+        return
+    if type(state) is not kind:
+        got = getattr(type(state), "__name__", type(state))
+        raise expected("state", f"None or a {kind.__name__}", f"a {got}")
+    for x in jax.tree.leaves(state.sums):
+        if jnp.result_type(x) not in (jnp.float32, jnp.float64):
+            needed = "sums of float32 or float64, which run over all positions"
+            raise expected("state", needed, jnp.result_type(x))
 
 
 def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:

@@ -11,7 +11,6 @@ from lra_jax.kernels.api import (
     attend,
     attend_flow,
     attend_recurrent,
-    attended,
     scan,
 )
 from lra_jax.kernels.mesh import by_sample
@@ -23,17 +22,19 @@ from lra_jax.kernels.selection import (
     choose,
 )
 from lra_jax.kernels.spec import MAPS as FEATURE_MAPS
+from lra_jax.kernels.spec import Inputs, Weighting
 
 __all__ = [
     "FEATURE_MAPS",
     "INTERPRET",
     "Implementation",
+    "Inputs",
     "Refusal",
     "Target",
+    "Weighting",
     "attend",
     "attend_flow",
     "attend_recurrent",
-    "attended",
     "by_sample",
     "choose",
     "scan",

@@ -13,7 +13,6 @@ from lra_jax.errors import expected, known
 from lra_jax.kernels import mesh
 from lra_jax.kernels.selection import (
     Implementation,
-    Mechanism,
     Refusal,
     Target,
     choose,
@@ -29,10 +28,11 @@ from lra_jax.kernels.spec import (
     Scanned,
     ScanSpec,
     Spec,
+    Weighting,
 )
 
 AnySpec = Form | RecurrentSpec | ScanSpec
-Given = Inputs | Scanned
+Arrays = Inputs | Scanned
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
 # its grid costs as much as reading about 100 KB. On a GPU a block is a segment: there
@@ -43,54 +43,55 @@ _PROCESSORS = 132
 
 
 def attend(
-    target: Target,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
+    arrays: Inputs,
+    weighting: Weighting,
+    *,
     is_causal: bool,
-    feature_map: FeatureMap,
-    denominator: str,
-    eps: float,
-    max_length: int | jax.Array | None,
+    mechanism: str,
+    implementation: Implementation,
     chunking: Any,
     precision: jax.lax.PrecisionLike,
-    slopes: jax.Array | None = None,
-    documents: jax.Array | None = None,
-) -> jax.Array:
-    """``sum_j w_ij v_j / (sum_j w_ij, bounded)`` with ``w_ij = phi(q_i) . phi(k_j)``.
+    refusal: Refusal | None = None,
+) -> jax.Array | None:
+    """Linear attention, see `Weighting`, by the kernels that `choose` takes.
 
     Products take operands in the inputs' dtype and sum in float32; so do the states
     between chunks. For bfloat16 inputs this rounds the features, unlike the XLA form,
-    which computes in float32 throughout.
+    which computes in float32 throughout. A named feature map, cosines and decays are
+    computed in the kernel. Slopes have no gradient.
 
     Args:
-      target: from `choose`.
-      query: `[B, T, N, H]`; key `[B, S, N, H]` and value `[B, S, N, Hv]`, whose heads
-        may be fewer, of one dtype.
-      mask: boolean `[B, S]`, True = may be attended; None = all.
+      arrays: query, key, value, the mask of the keys and the documents.
+      weighting: of the pairs.
       is_causal: sum over j <= i only.
-      feature_map: phi. A named map is computed in the kernel, a function before it.
-      denominator: "add" divides by the sum + eps, "clamp" by max(sum, eps), "absolute"
-        by max(|sum|, eps), "none" by nothing.
-      eps: see `denominator`.
-      max_length: M, a number or `[B]`: multiplies w_ij by ``cos(pi (i - j) / 2M)``,
-        with cosines and sines computed in the kernel; None = no such factor.
+      mechanism: its name in the registry.
+      implementation: see `choose`.
       chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
       precision: of float32 products, as in ``jnp.einsum``.
-      slopes: `[N]`, without a gradient: multiplies w_ij by ``exp(-slope |i - j|)``;
-        None = no such factor. Needs T == S.
-      documents: integers `[B, T]`, increasing along a row: each position sees only
-        those with its own number; None = all. Needs T == S.
+      refusal: see `choose`.
 
     Returns:
-      `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
+      `[B, T, N, Hv]` in the inputs' dtype, whose gradients are of first order only;
+      None = there are no kernels, or XLA's form is faster.
     """
-    if not _skips_hidden(target, feature_map):
-        key = _hidden(key, mask)
-    query, key, feature_map = _given_features(query, key, feature_map)
+    target = choose(
+        implementation,
+        arrays,
+        feature_map=weighting.feature_map,
+        chunking=chunking,
+        refusal=refusal,
+        mechanism=mechanism,
+        is_causal=is_causal,
+    )
+    if target is None:
+        return None
+    query, key, value = arrays[:3]
+    if not _skips_hidden(target, weighting.feature_map):
+        key = _hide(key, arrays.mask)
+    query, key, feature_map = _features(query, key, weighting.feature_map)
     name, interpret = target
     chunk, block = _sizes(target, chunking, query, key)
+    slopes, documents = weighting.slopes, arrays.documents
     spec = Spec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -99,87 +100,31 @@ def attend(
         precision=highest(precision),
         target=name,
         interpret=interpret,
-        rotate=max_length is not None,
-        denominator=denominator,
-        eps=eps,
+        rotate=weighting.max_length is not None,
+        denominator=weighting.denominator,
+        eps=weighting.eps,
         decay=slopes is not None,
         packed=documents is not None,
     )
-    key, value = (_matched(x, query.shape[2]) for x in (key, value))
-    if mask is not None:
-        mask = mask[:, None].astype(jnp.float32)
-    scale = _scale(max_length, query.shape[0])
     if slopes is not None:
         shape = (query.shape[0], *slopes.shape)
         slopes = jnp.broadcast_to(slopes.astype(jnp.float32), shape)
-    if documents is not None:
-        documents = documents.astype(jnp.float32)
-    others = {"scale": scale, "slopes": slopes, "documents": documents}
-    return _compiled(spec, Inputs(query, key, value, mask=mask, **others))
-
-
-def attended(
-    implementation: Implementation,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-    *,
-    mechanism: Mechanism,
-    refusal: Refusal | None,
-    feature_map: FeatureMap,
-    denominator: str,
-    eps: float,
-    chunking: Any,
-    precision: jax.lax.PrecisionLike,
-    max_length: int | jax.Array | None = None,
-    slopes: jax.Array | None = None,
-    documents: jax.Array | None = None,
-) -> jax.Array | None:
-    """`attend` by the kernels that `choose` takes; None = it takes the XLA form."""
-    target = choose(
-        implementation,
-        query,
-        key,
-        value,
-        feature_map,
-        chunking,
-        refusal,
-        mechanism=mechanism,
-        is_causal=is_causal,
-        packed=documents is not None,
-    )
-    if target is None:
-        return None
-    return attend(
-        target,
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        feature_map=feature_map,
-        denominator=denominator,
-        eps=eps,
-        max_length=max_length,
-        chunking=chunking,
-        precision=precision,
-        slopes=slopes,
-        documents=documents,
+    return _compiled(
+        spec,
+        Inputs(
+            query,
+            _match_heads(key, query.shape[2]),
+            _match_heads(value, query.shape[2]),
+            mask=_numbers(arrays.mask),
+            scale=_scale(weighting.max_length, query.shape[0]),
+            slopes=slopes,
+            documents=None if documents is None else documents.astype(jnp.float32),
+        ),
     )
 
 
 def attend_flow(
-    target: Target,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    masks: tuple[jax.Array | None, jax.Array | None],
-    is_causal: bool,
-    options: Any,
-    chunking: Any,
-    documents: jax.Array | None = None,
+    target: Target, arrays: Inputs, options: Any, *, is_causal: bool, chunking: Any
 ) -> jax.Array:
     """Flow-Attention, as `lra_jax.attention.flow.flow` defines it, on a CPU.
 
@@ -189,27 +134,23 @@ def attend_flow(
 
     Args:
       target: from `choose`, a CPU.
-      query: `[B, T, N, H]`; key `[B, S, N, H]` and value `[B, S, N, Hv]`, whose heads
-        may be fewer, of one dtype.
-      masks: boolean, of the sources `[B, S]` and of the sinks `[B, T]`, True = real;
-        None = all.
-      is_causal: the causal definition.
+      arrays: query, key, value, the masks of sources and sinks, and the documents.
       options: of Flow-Attention, with its feature map: a named map is computed in the
         kernel, a function before it. The competition is over the sources.
+      is_causal: the causal definition.
       chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
-      documents: as in `attend`.
 
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
     """
-    mask, query_mask = masks
+    query, key, value, mask, query_mask = arrays[:5]
     skips = _skips_hidden(target, options.feature_map)
     if not skips:
-        key = _hidden(key, mask)
+        key = _hide(key, mask)
     # The causal form's product knows no mask of queries.
     if is_causal or not skips:
-        query = _hidden(query, query_mask)
-    query, key, feature_map = _given_features(query, key, options.feature_map)
+        query = _hide(query, query_mask)
+    query, key, feature_map = _features(query, key, options.feature_map)
     name, interpret = target
     chunk, block = _sizes(target, chunking, query, key)
     spec = FlowSpec(
@@ -225,25 +166,25 @@ def attend_flow(
         eps=options.eps,
         extra_eps=options.extra_eps,
     )
-    key, value = (_matched(x, query.shape[2]) for x in (key, value))
-    mask, query_mask = (
-        None if x is None else x[:, None].astype(jnp.float32) for x in masks
+    documents = arrays.documents
+    return _compiled(
+        spec,
+        Inputs(
+            query,
+            _match_heads(key, query.shape[2]),
+            _match_heads(value, query.shape[2]),
+            mask=_numbers(mask),
+            query_mask=_numbers(query_mask),
+            documents=None if documents is None else documents.astype(jnp.float32),
+        ),
     )
-    if documents is not None:
-        documents = documents.astype(jnp.float32)
-    others = {"mask": mask, "query_mask": query_mask, "documents": documents}
-    return _compiled(spec, Inputs(query, key, value, **others))
 
 
 def attend_recurrent(
     target: Target,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    arrays: Inputs,
+    *,
     is_causal: bool,
-    log_decay: jax.Array | None,
-    beta: jax.Array | None = None,
-    documents: jax.Array | None = None,
     feature_map: FeatureMap | None = None,
     eps: float = 0.0,
 ) -> jax.Array:
@@ -254,15 +195,10 @@ def attend_recurrent(
 
     Args:
       target: from `choose`.
-      query: `[B, T, N, H]`; key `[B, T, N, H]` and value `[B, T, N, Hv]`, whose heads
-        may be fewer; these are zero at hidden positions.
+      arrays: query, key, value, documents, log_decay and beta, all but the query and
+        the documents zero at hidden positions.
       is_causal: otherwise a query also reads the recurrence over later positions, from
         the end.
-      log_decay: `[B, T, N, H]`, or with beta `[B, T, N]`; zero at hidden positions,
-        None = no decay.
-      beta: `[B, T, N]`, zero at hidden positions; None = gated linear attention.
-      documents: integers `[B, T]`: a state starts anew wherever they change; None =
-        nowhere.
       feature_map: phi of queries and keys, which are then divided by their length; a
         named map is computed in the kernel, a function before it. None = neither.
       eps: added to the square of the length.
@@ -270,18 +206,22 @@ def attend_recurrent(
     Returns:
       `[B, T, N, Hv]`, float32. Gradients are of first order only.
     """
-    phi = None
+    query, key, phi = arrays.query, arrays.key, None
     if feature_map is not None:
-        query, key, phi = _given_features(query, key, feature_map)
+        query, key, phi = _features(query, key, feature_map)
     spec = RecurrentSpec(
         is_causal=is_causal, target=target[0], feature_map=phi, eps=eps
     )
-    key, value = (_matched(x, query.shape[2]) for x in (key, value))
-    if documents is not None:
-        documents = documents.astype(jnp.float32)
-    gates = {"log_decay": log_decay, "beta": beta}
-    given = Inputs(query, key, value, documents=documents, **gates)
-    return _compiled(spec, given)
+    documents = arrays.documents
+    return _compiled(
+        spec,
+        arrays._replace(
+            query=query,
+            key=_match_heads(key, query.shape[2]),
+            value=_match_heads(arrays.value, query.shape[2]),
+            documents=None if documents is None else documents.astype(jnp.float32),
+        ),
+    )
 
 
 def scan(
@@ -298,10 +238,12 @@ def scan(
     Returns:
       h, `[B, T, C]`. Gradients are of first order only.
     """
-    return _scanned(ScanSpec(forth=forth, target=target[0]), Scanned(factors, values))
+    return _compiled_scan(
+        ScanSpec(forth=forth, target=target[0]), Scanned(factors, values)
+    )
 
 
-def _given_features(
+def _features(
     query: jax.Array, key: jax.Array, feature_map: FeatureMap
 ) -> tuple[jax.Array, jax.Array, str]:
     """Query, key and the feature map still to be applied in the kernel."""
@@ -318,14 +260,19 @@ def _skips_hidden(target: Target, feature_map: FeatureMap) -> bool:
     return target[0] == "cpu" and not callable(feature_map)
 
 
-def _hidden(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+def _hide(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     """`[B, T, N, H]` with the hidden positions zeroed, even if they held NaN."""
     if mask is None:
         return x
     return jnp.where(mask[:, :, None, None], x, jnp.zeros((), x.dtype))
 
 
-def _matched(x: jax.Array, heads: int) -> jax.Array:
+def _numbers(mask: jax.Array | None) -> jax.Array | None:
+    """A mask `[B, S]` as float32 `[B, 1, S]`."""
+    return None if mask is None else mask[:, None].astype(jnp.float32)
+
+
+def _match_heads(x: jax.Array, heads: int) -> jax.Array:
     """`[B, S, n, H]` with each head repeated for the query heads that it serves.
 
     The gradient is summed over the copies in float32.
@@ -362,42 +309,44 @@ def _scale(max_length: int | jax.Array | None, batch: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(spec: AnySpec, given: Given) -> jax.Array:
-    return _forward_kernels(spec, given, False)[0]
+def _attend(spec: AnySpec, arrays: Arrays) -> jax.Array:
+    return _forward_kernels(spec, arrays, False)[0]
 
 
-def _forward(spec: AnySpec, given: Given) -> tuple[jax.Array, tuple]:
-    out, saved = _forward_kernels(spec, given, True)
-    return out, (given, saved)
+def _forward(spec: AnySpec, arrays: Arrays) -> tuple[jax.Array, tuple]:
+    out, saved = _forward_kernels(spec, arrays, True)
+    return out, (arrays, saved)
 
 
-def _backward(spec: AnySpec, kept: tuple, of_out: jax.Array) -> tuple[Given]:
-    kernels = _transformed(spec, functools.partial(_kernels(spec).backward, spec))
-    given, _ = kept
-    return (type(given)(*kernels(*kept, of_out)),)
+def _backward(spec: AnySpec, kept: tuple, of_out: jax.Array) -> tuple[Arrays]:
+    kernels = _transform(spec, functools.partial(_kernels(spec).backward, spec))
+    arrays, _ = kept
+    return (type(arrays)(*kernels(*kept, of_out)),)
 
 
 _attend.defvjp(_forward, _backward)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _compiled(spec: AnySpec, given: Inputs) -> jax.Array:
-    return mesh.on_each_device(functools.partial(_attend, spec), given)
+def _compiled(spec: AnySpec, arrays: Inputs) -> jax.Array:
+    return mesh.on_each_device(functools.partial(_attend, spec), arrays)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _scanned(spec: ScanSpec, given: Scanned) -> jax.Array:
-    return mesh.by_sample(functools.partial(_attend, spec), given)
+def _compiled_scan(spec: ScanSpec, arrays: Scanned) -> jax.Array:
+    return mesh.by_sample(functools.partial(_attend, spec), arrays)
 
 
-def _forward_kernels(spec: AnySpec, given: Given, save: bool) -> tuple[jax.Array, Any]:
-    def forward(given: Given) -> tuple[jax.Array, Any]:
-        return _kernels(spec).forward(spec, given, save)
+def _forward_kernels(
+    spec: AnySpec, arrays: Arrays, save: bool
+) -> tuple[jax.Array, Any]:
+    def forward(arrays: Arrays) -> tuple[jax.Array, Any]:
+        return _kernels(spec).forward(spec, arrays, save)
 
-    return _transformed(spec, forward)(given)
+    return _transform(spec, forward)(arrays)
 
 
-def _transformed(spec: AnySpec, function: Callable[..., Any]) -> Callable[..., Any]:
+def _transform(spec: AnySpec, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with a rule for ``jax.vmap``, and without a derivative.
 
     The calls of Hopper's kernels cannot be batched, so they are made one after another.
@@ -408,8 +357,8 @@ def _transformed(spec: AnySpec, function: Callable[..., Any]) -> Callable[..., A
 
     @function.defjvp
     def refuse(*_: Any) -> Any:
-        wanted = "'xla' for second derivatives, which the kernels do not have"
-        raise expected("implementation", wanted, f"the kernels of {spec.target!r}")
+        needed = "'xla' for second derivatives, which the kernels do not have"
+        raise expected("implementation", needed, f"the kernels of {spec.target!r}")
 
     return function
 

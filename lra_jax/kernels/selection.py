@@ -8,12 +8,9 @@ import jax.numpy as jnp
 
 from lra_jax.errors import expected, known
 from lra_jax.kernels import mesh
-from lra_jax.kernels.spec import FeatureMap
+from lra_jax.kernels.spec import FeatureMap, Inputs
 
 Implementation = Literal["auto", "xla", "pallas", "native"]
-Mechanism = Literal[
-    "linear", "cosformer", "flow", "norm", "decay", "performer", "recurrent", "scan"
-]
 # The kind of device, and whether its kernels run in the interpreter.
 Target = tuple[str, bool]
 # Why there are no kernels: the argument, what was expected, and what it is.
@@ -24,8 +21,8 @@ INTERPRET = "LRA_JAX_PALLAS_INTERPRET"
 in Pallas' interpreter, on any machine, very slowly. Read when a call is traced."""
 
 TARGETS = ("tpu", "gpu")
-# Mechanisms whose kernels are for CPUs only.
-_ON_CPUS = ("norm", "decay", "performer", "recurrent", "scan")
+# The mechanisms whose kernels are not for CPUs alone.
+_ON_ACCELERATORS = ("linear", "cosformer", "flow")
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",), "cpu": ("float32",)}
 _WIDEST = {"tpu": 256, "gpu": 64, "cpu": 512}
 _CHUNKS = {"tpu": 16, "gpu": 64}
@@ -34,21 +31,20 @@ _CPU_POSITIONS = 1 << 12
 # H from which the CPU's kernels of non-causal Flow are faster: a position costs them
 # the same however narrow it is.
 _CPU_FLOW_WIDTH = 16
-# B T N from which the product of Flow-Attention is faster by kernels on a Hopper GPU.
-_FLOW_POSITIONS = 1 << 18
+# B T N from which non-causal forms are faster by kernels on a Hopper GPU; cosFormer's
+# always is.
+_GPU_POSITIONS = {"linear": 1 << 17, "flow": 1 << 18}
 
 
 def choose(
     implementation: Implementation,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    feature_map: FeatureMap = "relu",
+    arrays: Inputs,
+    *,
+    mechanism: str,
+    is_causal: bool = False,
+    feature_map: FeatureMap = "identity",
     chunking: Any = None,
     refusal: Refusal | None = None,
-    mechanism: Mechanism = "linear",
-    is_causal: bool = False,
-    packed: bool = False,
 ) -> Target | None:
     """The kernels to run, as (target, interpret); None = the XLA form.
 
@@ -57,18 +53,14 @@ def choose(
         "auto", the kernels if the default device has some, they support the inputs,
         they were measured to be faster for these sizes, which nobody has done on a TPU,
         and each device sees whole samples (`mesh.parts`).
-      query: `[B, T, N, H]`, already checked, as are key and value.
-      key: `[B, S, N, H]`.
-      value: `[B, S, N, Hv]`.
+      arrays: query, key and value, already checked, and the documents of packed rows,
+        which only a CPU's kernels support.
+      mechanism: its name in the registry; cosFormer without its angles is "linear".
+      is_causal: of which form.
       feature_map: phi, which decides the features' width M.
       chunking: `causal.Chunking` or None.
       refusal: the option of the mechanism that kernels do not support; None = they
         support all.
-      mechanism: whose kernels; cosFormer without its angles is "linear", and "decay" is
-        retention and lightning attention, "recurrent" gated linear attention and the
-        delta rule, and "scan" a recurrence of single numbers.
-      is_causal: of which form.
-      packed: whether rows hold several documents, which only a CPU's kernels support.
 
     Raises:
       ValueError: an unknown implementation; or "pallas" or "native" where no such
@@ -78,11 +70,13 @@ def choose(
         choices = "'auto', 'xla', 'pallas' or 'native'"
         raise expected("implementation", choices, f"{implementation!r}")
     forced = implementation in ("pallas", "native")
+    query, key, value = arrays[:3]
     batch, *sizes = query.shape
     parts = mesh.parts(batch)
     if implementation == "xla" or not (forced or parts):
         return None
-    only_on_cpus = mechanism in _ON_CPUS or (mechanism == "flow" and is_causal)
+    only_on_cpus = mechanism not in _ON_ACCELERATORS
+    only_on_cpus |= mechanism == "flow" and is_causal
     if implementation == "pallas" and only_on_cpus:
         raise _nowhere(implementation, "its kernels are for CPUs ('native')")
     interpret = _interpreted() if implementation == "pallas" else None
@@ -103,16 +97,15 @@ def choose(
         one = jax.ShapeDtypeStruct((1, 1, 1, width), jnp.float32)
         width = jax.eval_shape(feature_map, one).shape[-1]
     widths = (width, value.shape[-1])
-    arrays = query, key, value
-    if packed and target != "cpu" and refusal is None:
+    if arrays.documents is not None and target != "cpu" and refusal is None:
         refusal = "segment_ids", "None", "packed documents"
-    problem = refusal or _unsuited(target, arrays, widths, chunking)
+    problem = refusal or _unsuited(target, (query, key, value), widths, chunking)
     if problem is not None:
         if not forced:
             return None
-        name, wanted, got = problem
+        name, supported, got = problem
         kernels = f"with implementation={implementation!r} on {target!r}"
-        raise expected(name, wanted, f"{got} {kernels}")
+        raise expected(name, supported, f"{got} {kernels}")
     missing = _not_compiled() if target == "cpu" else None
     if missing is None:
         return target, interpret is not None
@@ -146,15 +139,14 @@ def _not_compiled() -> str | None:
 
 
 def _slower(
-    target: str, mechanism: Mechanism, shape: tuple[int, ...], is_causal: bool
+    target: str, mechanism: str, shape: tuple[int, ...], is_causal: bool
 ) -> bool:
     """Whether kernels are slower than the XLA form, or were never timed.
 
     ``shape`` is B, T, N and H of the query on one device.
 
-    On Hopper GPUs XLA computes the flows of Flow-Attention in either form, and only the
-    product of long sequences is faster by kernels. Measured on an H100
-    (results/accelerator/, docs/kernels.md). On a CPU, small calls are not worth
+    Measured on an H100 (results/accelerator/, docs/kernels.md), where XLA computes the
+    flows of Flow-Attention and kernels its product. On a CPU, small calls are not worth
     compiling the kernels.
     """
     batch, length, heads, width = shape
@@ -164,7 +156,8 @@ def _slower(
         return batch * length * heads < _CPU_POSITIONS or too_narrow
     if target == "tpu":
         return True
-    return mechanism == "flow" and batch * heads * length < _FLOW_POSITIONS
+    least = 0 if is_causal else _GPU_POSITIONS.get(mechanism, 0)
+    return batch * heads * length < least
 
 
 def _unsuited(
@@ -174,21 +167,21 @@ def _unsuited(
     chunking: Any,
 ) -> Refusal | None:
     """Why a target's kernels do not support the arrays; None = they do."""
-    found = {jnp.dtype(x.dtype).name for x in arrays}
-    if len(found) != 1 or not found <= set(_DTYPES[target]):
-        wanted = " or ".join(_DTYPES[target])
-        return "dtype", f"query, key and value all in {wanted}", f"{sorted(found)}"
+    dtypes = {jnp.dtype(x.dtype).name for x in arrays}
+    if len(dtypes) != 1 or not dtypes <= set(_DTYPES[target]):
+        supported = " or ".join(_DTYPES[target])
+        return "dtype", f"query, key and value all in {supported}", f"{sorted(dtypes)}"
     if max(widths) > _WIDEST[target]:
-        wanted = f"widths M and Hv of at most {_WIDEST[target]}"
-        return "query and value", wanted, f"{widths}"
+        supported = f"widths M and Hv of at most {_WIDEST[target]}"
+        return "query and value", supported, f"{widths}"
     if chunking is None:
         return None
     if target == "cpu":
         return "chunking", "None", f"{chunking}"
     unit = _CHUNKS[target]
     if chunking.chunk % unit or (target == "gpu" and chunking.chunk != unit):
-        wanted = f"a multiple of {unit}" if target == "tpu" else str(unit)
-        return "chunking", f"chunks of {wanted} positions", f"{chunking.chunk}"
+        size = f"a multiple of {unit}" if target == "tpu" else str(unit)
+        return "chunking", f"chunks of {size} positions", f"{chunking.chunk}"
     return None
 
 

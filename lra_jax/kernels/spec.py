@@ -58,6 +58,31 @@ def plus(arrays: Iterable[jax.Array]) -> jax.Array:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Weighting:
+    """The weights of linear attention, and what divides their sums.
+
+    ``out_i = sum_j w_ij v_j / bounded(sum_j w_ij)``, where
+    ``w_ij = phi(q_i) . phi(k_j)`` times two optional factors.
+
+    Attributes:
+      feature_map: phi, by name or as a function of an array.
+      denominator: "add" divides by the sum + eps, "clamp" by max(sum, eps), "absolute"
+        by max(|sum|, eps), "none" by nothing.
+      eps: see `denominator`.
+      max_length: M, a number or `[B]`: multiplies w_ij by ``cos(pi (i - j) / 2M)``;
+        None = no such factor.
+      slopes: `[N]`: multiplies w_ij by ``exp(-slope |i - j|)``; None = no such factor.
+        Needs T == S.
+    """
+
+    feature_map: FeatureMap = "identity"
+    denominator: str = "none"
+    eps: float = 0.0
+    max_length: int | jax.Array | None = None
+    slopes: jax.Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Form:
     """The settings that every call has, static and hashable.
 
@@ -143,17 +168,20 @@ class Inputs(NamedTuple):
     """The arrays of a call; all but the first three, and the last two, have no
     gradient.
 
+    Callers pass boolean masks `[B, S]` and `[B, T]` and integer documents; the kernels
+    get them as float32.
+
     Attributes:
       query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`.
+      key: `[B, S, N, H]`; its heads and the value's may be fewer in a call.
       value: `[B, S, N, Hv]`.
       mask: float32 `[B, 1, S]`, 1 at real keys; None = all are.
       query_mask: the same for the queries, `[B, 1, T]`; for Flow-Attention only.
       scale: the angle between neighbouring positions, float32 `[B]`; for linear
         attention only.
       slopes: the decay of neighbouring positions is exp(-slope), float32 `[B, N]`.
-      documents: the number of each position's document, float32 `[B, T]`; None = a row
-        is one document.
+      documents: the number of each position's document, increasing along a row,
+        float32 `[B, T]`; None = a row is one document.
       log_decay: of a `RecurrentSpec`, float32 `[B, T, N, H]` or, with `beta`,
         `[B, T, N]`; None = no decay. It has a gradient.
       beta: the shares of the delta rule, float32 `[B, T, N]`; None = gated linear

@@ -6,6 +6,7 @@ supported by other libraries.
 
 import itertools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = _names(leaves)
     pairs = zip(names, leaves, strict=True)
-    content = save({name: _whole(name, leaf) for name, (_, leaf) in pairs})
+    arrays = {name: _whole(name, leaf) for name, (_, leaf) in pairs}
+    content = save(arrays, metadata={"kinds": _kinds(tree)})
     with files.replacing(Path(file)) as partial:
         partial.write_bytes(content)
 
@@ -66,10 +68,15 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
 
     Raises:
       ValueError: not such a file, or an array is missing, left over, or has another
-        shape or dtype, which includes 64 bits that jax would not keep.
+        shape or dtype, which includes 64 bits that jax would not keep; or it holds the
+        states of other mechanisms.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     arrays = read_arrays(file)
+    with safe_open(file, framework="np") as content:
+        kinds = (content.metadata() or {}).get("kinds", _kinds(like))
+    if kinds != _kinds(like):
+        raise expected(str(file), _kinds(like) or "no states", kinds or "others")
     names = _names(leaves)
     left = sorted(arrays.keys() - set(names))
     if left:
@@ -112,6 +119,12 @@ def read_arrays(file: str | os.PathLike[str]) -> dict[str, jax.Array]:
         raise expected(str(file), "a safetensors file", error) from error
     except AttributeError as error:  # Of numpy, which has no such dtype.
         raise expected(str(file), "arrays of dtypes that numpy has", error) from error
+
+
+def _kinds(tree: Any) -> str:
+    """The classes of the states in a tree: shapes alone do not tell them apart."""
+    states = re.findall(r"namedtuple\[(\w+)\]", str(jax.tree.structure(tree)))
+    return ", ".join(states)
 
 
 def _names(leaves: list[tuple[Any, Any]]) -> list[str]:

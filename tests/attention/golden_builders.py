@@ -139,10 +139,11 @@ def _lightning(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Arr
 def _cosformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
     options = case["options"]
     mask: Any = stored.get("key_padding_mask")
+    padded = max(stored["q"].shape[1], stored["k"].shape[1])
     max_length = {
         "max(src_len,tgt_len)": lambda: None,
-        "max(padded src_len,tgt_len)": lambda: None,
-        "sequence length": lambda: None,
+        "max(padded src_len,tgt_len)": lambda: padded,
+        "sequence length": lambda: padded,
         "per-sample length": lambda: mask.sum(1),
     }.get(options["M"], lambda: int(options["M"]))()
     denominators = {"max(sum,eps)": "clamp", "sum+eps": "add"}

@@ -138,7 +138,7 @@ def test_fewer_key_heads() -> None:
     compare("linear", inputs(7, 1, 20, 20, 4, 8, key_heads=2), is_causal=True)
     # A sum of copies in bfloat16 would stop at 256.
     one = jnp.ones((1, 1, 1, 1), "bfloat16")
-    slope = jax.grad(lambda x: api._matched(x, 512).astype("float32").sum())(one)
+    slope = jax.grad(lambda x: api._match_heads(x, 512).astype("float32").sum())(one)
     assert slope.item() == 512
 
 

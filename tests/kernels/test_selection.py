@@ -74,6 +74,13 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("chunks of 64 positions, got 128", half, chunking=Chunking(128))
 
 
+def choose(
+    implementation: Any, arrays: Any, mechanism: str = "cosformer", **more: Any
+) -> Any:
+    arrays = kernels.Inputs(*arrays)
+    return kernels.choose(implementation, arrays, mechanism=mechanism, **more)
+
+
 def chosen(
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -84,23 +91,27 @@ def chosen(
     monkeypatch.setattr(selection, "_own_target", lambda: target)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     arrays = [jnp.asarray(x, dtype) for x in inputs(0, **sizes)]
-    return kernels.choose("auto", *arrays)
+    return choose("auto", arrays)
 
 
 @pytest.mark.parametrize(
-    ("shape", "takes"), [((4, 4_096, 8, 64), False), ((4, 16_384, 8, 64), True)]
+    ("mechanism", "length", "takes"),
+    [
+        ("flow", 4_096, False),
+        ("flow", 16_384, True),
+        ("linear", 1_024, False),
+        ("linear", 4_096, True),
+        ("cosformer", 1_024, True),
+    ],
 )
-def test_flow_takes_hopper_kernels_where_they_are_faster(
-    shape: tuple, takes: bool, monkeypatch: pytest.MonkeyPatch
+def test_hopper_kernels_are_taken_where_they_are_faster(
+    mechanism: str, length: int, takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    arrays: Any = [jax.ShapeDtypeStruct(shape, "bfloat16")] * 3
-    for mechanism, expected in (("flow", takes), ("linear", True)):
-        more: Any = {"mechanism": mechanism}
-        target = kernels.choose("auto", *arrays, **more)
-        assert target == (("gpu", False) if expected else None)
-        assert kernels.choose("pallas", *arrays, **more) == ("gpu", False)
+    arrays = [jax.ShapeDtypeStruct((4, length, 8, 64), "bfloat16")] * 3
+    assert choose("auto", arrays, mechanism) == (("gpu", False) if takes else None)
+    assert choose("pallas", arrays, mechanism) == ("gpu", False)
 
 
 @pytest.mark.parametrize("target", ["tpu", "gpu"])
@@ -109,11 +120,10 @@ def test_causal_flow_has_kernels_for_cpus_only(
 ) -> None:
     monkeypatch.setattr(selection, "_own_target", lambda: target)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    arrays: Any = [jax.ShapeDtypeStruct((64, 1_024, 8, 64), "bfloat16")] * 3
-    more: Any = {"mechanism": "flow", "is_causal": True}
-    assert kernels.choose("auto", *arrays, **more) is None
+    arrays = [jax.ShapeDtypeStruct((64, 1_024, 8, 64), "bfloat16")] * 3
+    assert choose("auto", arrays, "flow", is_causal=True) is None
     with pytest.raises(ValueError, match="its kernels are for CPUs"):
-        kernels.choose("pallas", *arrays, **more)
+        choose("pallas", arrays, "flow", is_causal=True)
 
 
 def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +137,12 @@ def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> N
         # The compiler cannot cut a kernel into parts, but shard_map does.
         patch.setattr(jax, "device_count", lambda: 2)
         arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=64)]
-        assert kernels.choose("auto", *arrays) is None
+        assert choose("auto", arrays) is None
         mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
         found = []
 
         def local(*arrays):
-            found.append(kernels.choose("auto", *arrays))
+            found.append(choose("auto", arrays))
             return arrays[0]
 
         spec = jax.P("x")
@@ -155,9 +165,9 @@ def test_gpu_kernels_up_to_their_widths(
     ) -> Any:
         sizes = {"head_dim": width, "value_dim": value_width}
         arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, **sizes)]
-        more = {"mechanism": mechanism, "is_causal": is_causal}
-        return kernels.choose(implementation, *arrays, **more)
+        return choose(implementation, arrays, mechanism, is_causal=is_causal)
 
+    monkeypatch.setattr(selection, "_GPU_POSITIONS", {})
     for is_causal in (True, False):
         for implementation in ("auto", "pallas"):
             assert chosen(implementation, 64, 64, is_causal) == ("gpu", False)

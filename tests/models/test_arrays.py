@@ -66,11 +66,17 @@ def test_states_are_written_down(tmp_path: Path) -> None:
     like = jax.eval_shape(lambda: state)
     jax.tree.map(np.testing.assert_array_equal, models.load_arrays(file, like), state)
     _, other = attention.linear_prefill(query, query, query)
-    with pytest.raises(ValueError, match=r"expected the arrays .* got max_length"):
+    with pytest.raises(
+        ValueError, match="expected LinearState, Sums, got CosformerState"
+    ):
         models.load_arrays(file, other)
     _, other = attention.cosformer_prefill(*(query[:1],) * 3, max_length=8)
     with pytest.raises(ValueError, match=r"sums.summary of float32\[1, 2, 8, 4\]"):
         models.load_arrays(file, other)
+    # The same names and shapes.
+    models.save_arrays(file, attention.linear_init(1, 2, 4))
+    with pytest.raises(ValueError, match="expected LightningState, Sums, got Linear"):
+        models.load_arrays(file, attention.lightning_init(1, 2, 4))
 
 
 def test_arrays_of_64_bits_are_not_rounded_in_silence(tmp_path) -> None:

@@ -18,41 +18,34 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, masking
+from lra_jax.attention.call import Call
 
 __all__ = ["toy_attention", "toy_weights"]
 
 
-@masking.guarded
 def toy_attention(
     query, key, value, mask=None, is_causal=False, *, precision=None, **flax: Any
 ) -> jax.Array:
     inputs.check_keywords(toy_attention, flax)
-    inputs.check_inputs(query, key, value, is_causal)
-    weights = toy_weights(query, key, mask, is_causal, precision=precision)
-    real = masking.padding_mask(mask, *key.shape[:2])
-    value = masking.by_head(value, query.shape[2], real, weights.dtype)
-    out = jnp.matmul(weights, value, precision=precision)
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
-
-
-@dense.precise
-def toy_weights(
-    query, key, mask=None, is_causal=False, *, precision=None, **flax: Any
-) -> jax.Array:
-    inputs.check_keywords(toy_weights, flax)
-    inputs.check_inputs(query, key, None, is_causal)
-    real = masking.padding_mask(mask, *key.shape[:2])
-    heads, dtype = query.shape[2], inputs.accumulation_dtype(query, key)
-    query = masking.by_head(query, heads, None, dtype)
-    key = masking.by_head(key, heads, real, dtype)
+    call = Call.of(query, key, value, mask, is_causal, precision=precision)
+    heads, dtype = call.query.shape[2], call.dtype
+    query = masking.by_head(call.query, heads, None, dtype)
+    key, value = (
+        masking.by_head(x, heads, call.mask, dtype) for x in (call.key, call.value)
+    )
     products = jnp.einsum("bnth,bnsh->bnts", query, key, precision=precision)
     squares = jnp.square(query).sum(-1)[..., None] + jnp.square(key).sum(-1)[:, :, None]
     scores = -jnp.log1p(jnp.maximum(squares - 2 * products, 0))
-    seen = None if real is None else real[:, None, None]
+    seen = None if call.mask is None else call.mask[:, None, None]
     if is_causal:
         past = jnp.tri(*scores.shape[2:], dtype=bool)[None, None]
         seen = past if seen is None else past & seen
-    return feature_maps.masked_softmax(scores, seen)
+    weights = feature_maps.masked_softmax(scores, seen)
+    out = jnp.matmul(weights, value, precision=precision)
+    return call.finish(jnp.swapaxes(out, 1, 2))
+
+
+toy_weights = dense.weights_of(toy_attention, "Its rows sum to one.")
 '''
 ENTRY = """\
     Mechanism(

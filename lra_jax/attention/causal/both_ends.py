@@ -11,17 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import masking
-from lra_jax.attention.causal.engine import Arrays, Chunking, Form, run
+from lra_jax.attention.causal.engine import Arrays, Chunking, Form, Tables, run
 
 
 def from_both_ends(
     form: Form,
     state: Any,
     arrays: Arrays,
+    tables: Tables,
     *,
-    beyond: Any = None,
-    mask: jax.Array | None = None,
-    resets: jax.Array | None = None,
     chunking: Chunking | None = None,
     dtype: Any,
 ) -> tuple[Any, Any]:
@@ -31,13 +29,10 @@ def from_both_ends(
     between them.
 
     Args:
-      form: a form whose outputs are sums, without a scale.
-      state: before the sequence.
+      form: a form whose outputs are sums, without a scale or tables of its own.
+      state: before either recurrence.
       arrays: positions on axis 1.
-      beyond: the initial state of the reversed recurrence, at the end of the sequence;
-        None = ``state``.
-      mask: the real keys, `[B, T]`; None = all.
-      resets: where documents start, `[B, T]`; None = one per row.
+      tables: the mask of the keys, and where documents start.
       chunking: how the sequence is cut.
       dtype: of the outputs.
 
@@ -45,26 +40,26 @@ def from_both_ends(
       Two trees of outputs `[B, T, N, ...]`.
     """
     options = {"chunking": chunking, "dtype": dtype}
-    until, _ = run(form, state, arrays, mask=mask, resets=resets, **options)
-    backward = jax.tree.map(_reversed, arrays)
+    until, _ = run(form, state, arrays, tables, **options)
+    backward = jax.tree.map(_reverse, arrays)
     # Keys are shifted by one step, so that a query does not see its own key.
-    later = jax.tree.map(_later, backward)._replace(query=backward.query)
+    later = jax.tree.map(_shift_later, backward)._replace(query=backward.query)
+    mask, resets = tables.mask, tables.resets
     if mask is not None:
-        mask = _later(_reversed(mask))
+        mask = _shift_later(_reverse(mask))
     if resets is not None:
         # In reverse a document starts at its end, where the shifted key belongs to the
         # document that follows in the row.
-        resets = _reversed(jnp.roll(resets, -1, 1).at[:, -1].set(False))
+        resets = _reverse(jnp.roll(resets, -1, 1).at[:, -1].set(False))
         mask = masking.both(mask, ~resets)
-    beyond = state if beyond is None else beyond
-    after, _ = run(form, beyond, later, mask=mask, resets=resets, **options)
-    return until, jax.tree.map(_reversed, after)
+    after, _ = run(form, state, later, Tables(mask, None, resets), **options)
+    return until, jax.tree.map(_reverse, after)
 
 
-def _reversed(x: jax.Array) -> jax.Array:
+def _reverse(x: jax.Array) -> jax.Array:
     return jnp.flip(x, 1)
 
 
-def _later(x: jax.Array) -> jax.Array:
+def _shift_later(x: jax.Array) -> jax.Array:
     """Shifts `[B, T, ...]` one position later: zeros first, the last is dropped."""
     return jnp.pad(x[:, :-1], [(0, 0), (1, 0)] + [(0, 0)] * (x.ndim - 2))

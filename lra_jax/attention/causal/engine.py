@@ -137,10 +137,10 @@ class Arrays(NamedTuple):
 class Tables(NamedTuple):
     """Per-position arrays without a gradient."""
 
-    mask: jax.Array | None  # real keys, [1 or B, T]
-    query_mask: jax.Array | None  # real queries, [1 or B, T]
-    resets: jax.Array | None  # where documents start, [B, T]
-    own: Tree  # the mechanism's tables, [1 or B, T] each
+    mask: jax.Array | None = None  # real keys, [1 or B, T]
+    query_mask: jax.Array | None = None  # real queries, [1 or B, T]
+    resets: jax.Array | None = None  # where documents start, [B, T]
+    extra: Tree = None  # the mechanism's tables, [1 or B, T] each
 
 
 @dataclass(frozen=True)
@@ -151,15 +151,14 @@ class Form:
     level, and options are compared by value.
 
     Attributes:
-      prepare: ``prepare(options, arrays, mask, query_mask) -> features``: from `Arrays`
-        and masks of one segment, positions on axis 1, to the features that ``segment``
+      prepare: ``prepare(options, arrays, tables) -> features``: from the `Arrays` and
+        `Tables` of one segment, positions on axis 1, to the features that ``segment``
         reads, heads first, `[B, N, L, ...]`.
-      segment: ``segment(options, state, features, tables) -> (outputs, state)``: from
-        the state before a segment and its features, `[B, N, P, C, ...]` for P chunks of
-        C positions, to the outputs and the state after. ``tables`` are the mechanism's
-        own, `[1 or B, 1, P, C]`. Hidden positions must not change the state. A form
-        that supports packed documents takes them (`causal.documents`) as a fifth
-        argument, which is passed only if there are any.
+      segment: ``segment(options, state, features, extra, rows) -> (outputs, state)``:
+        from the state before a segment and its features, `[B, N, P, C, ...]` for P
+        chunks of C positions, to the outputs and the state after. ``extra`` are the
+        mechanism's tables, `[1 or B, 1, P, C]`, and ``rows`` the documents of packed
+        rows (`causal.documents`), or None. Hidden positions must not change the state.
       options: static arguments of both functions.
       scale: ``scale(options, other) -> factor``, both `[B, N, L]`. ``segment`` then
         returns a pair, ``numerator`` `[B, N, P, C, Hv]` and ``other`` `[B, N, P, C]`,
@@ -187,11 +186,8 @@ def run(
     form: Form,
     state: Tree,
     arrays: Arrays,
+    tables: Tables,
     *,
-    mask: jax.Array | None = None,
-    query_mask: jax.Array | None = None,
-    tables: Tree = None,
-    resets: jax.Array | None = None,
     chunking: Chunking | None = None,
     dtype: Any,
 ) -> tuple[Tree, Tree]:
@@ -201,11 +197,8 @@ def run(
       form: the mechanism.
       state: before the sequence, arrays `[B, N, ...]` in the dtype of the sums.
       arrays: positions on axis 1.
-      mask: the real keys, `[B, T]`; None = all.
-      query_mask: the real queries, `[B, T]`; None = all.
-      tables: arrays `[1 or B, T]` without a gradient, for the form.
-      resets: where the state is cleared because a document starts, `[B, T]`; None =
-        nowhere.
+      tables: masks (None = all positions are real), where the state is cleared because
+        a document starts, and arrays for the form.
       chunking: how the sequence is cut.
       dtype: of the outputs.
 
@@ -219,12 +212,13 @@ def run(
     if cut.length > length:
         # Positions appended as padding must not enter any sum.
         real = jnp.ones((1, length), bool)
-        mask = real if mask is None else mask
-        query_mask = real if query_mask is None else query_mask
+        mask = real if tables.mask is None else tables.mask
+        query_mask = real if tables.query_mask is None else tables.query_mask
+        tables = tables._replace(mask=mask, query_mask=query_mask)
     # Rounded outputs are of no use to the gradient.
     exact = jnp.dtype(dtype) == jax.tree.leaves(state)[0].dtype
     call = _Call(form, cut, jnp.dtype(dtype), form.scale is not None and exact)
-    return _run(call, state, arrays, Tables(mask, query_mask, resets, tables))
+    return _run(call, state, arrays, tables)
 
 
 def nothing(arrays: Arrays, dtype: jnp.dtype) -> jax.Array:
@@ -249,14 +243,14 @@ def _run(call: _Call, state: Tree, arrays: Arrays, tables: Tables) -> tuple[Tree
     length = arrays.query.shape[1]
     missing = call.cut.length - length
     if missing:
-        fill = functools.partial(filled, length=call.cut.length)
+        fill = functools.partial(pad_end, length=call.cut.length)
         arrays, tables = jax.tree.map(fill, arrays), jax.tree.map(fill, tables)
     both: Any = _over_segments(call, state, arrays, tables)
     outputs, state = both
     return jax.tree.map(lambda x: x[:, :length] if missing else x, outputs), state
 
 
-def filled(x: jax.Array, length: int) -> jax.Array:
+def pad_end(x: jax.Array, length: int) -> jax.Array:
     """Appends zeros to `[B, T, ...]` up to a length."""
     missing = length - x.shape[1]
     return jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2))
@@ -284,9 +278,8 @@ def _backward(call: _Call, kept: tuple, cotangents: tuple) -> tuple:
     of_outputs, of_state = cotangents
 
     def step(after: Tree, index: jax.Array, start: Tree) -> tuple[Tree, Tree, None]:
-        part = _part(call, (arrays, tables, outputs, of_outputs), index)
-        own, fixed, made, slopes = part
-        of_start, of_arrays = _pullback(call, start, own, fixed, made, slopes, after)
+        segment = _part(call, (arrays, tables, outputs, of_outputs), index)
+        of_start, of_arrays = _pullback(call, start, segment, after)
         return of_start, of_arrays, None
 
     of_start, of_arrays, _ = _loop(call, step, of_state, starts, reverse=True)
@@ -301,45 +294,42 @@ def _segment(
 ) -> tuple[Tree, Tree]:
     """The outputs of one segment, `[B, L, N, ...]`, and the state after it."""
     form, options = call.form, call.form.options
-    features, own = _features(call, arrays, tables)
-    outputs, after = form.segment(options, state, features, *own)
+    features, *rest = _features(call, arrays, tables)
+    outputs, after = form.segment(options, state, features, *rest)
     # Joined first: on a CPU, loops over one long axis are faster than over two.
     outputs = call.cut.join(outputs)
     if form.scale is not None:
         numerator, other = outputs
         outputs = numerator * form.scale(options, other)[..., None]
 
-    def finished(x: jax.Array) -> jax.Array:
+    def positions_first(x: jax.Array) -> jax.Array:
         return jnp.swapaxes(x, 1, 2).astype(call.dtype)
 
-    return jax.tree.map(finished, outputs), after
+    return jax.tree.map(positions_first, outputs), after
 
 
 def _features(
     call: _Call, arrays: Arrays, tables: Tables
-) -> tuple[Tree, tuple[Tree] | tuple[Tree, Documents]]:
-    """The features of one segment, `[B, N, P, C, ...]`, and its other arguments.
-
-    These are the form's own tables, and the documents, if there are any.
-    """
-    form = call.form
-    features = form.prepare(form.options, arrays, tables.mask, tables.query_mask)
-    own, resets = jax.tree.map(lambda x: x[:, None], (tables.own, tables.resets))
-    own, resets = call.cut.split((own, resets))
-    found = (own,) if resets is None else (own, numbered(resets))
-    return call.cut.split(features), found
+) -> tuple[Tree, Tree, Documents | None]:
+    """The features of one segment, its extra tables and its documents, in chunks."""
+    features = call.form.prepare(call.form.options, arrays, tables)
+    by_row = jax.tree.map(lambda x: x[:, None], (tables.extra, tables.resets))
+    extra, resets = call.cut.split(by_row)
+    rows = None if resets is None else numbered(resets)
+    return call.cut.split(features), extra, rows
 
 
 def _pullback(
     call: _Call,
     state: Tree,
-    arrays: Arrays,
-    tables: Tables,
-    outputs: Any,
-    of_outputs: Tree,
+    segment: tuple[Arrays, Tables, Any, Tree],
     of_after: Tree,
 ) -> tuple[Tree, Arrays]:
-    """The gradients of one segment's state and arrays."""
+    """The gradients of one segment's state and arrays.
+
+    A segment is its arrays, tables, outputs (if they were kept) and their gradient.
+    """
+    arrays, tables, outputs, of_outputs = segment
     if outputs is None:
 
         def whole(state: Tree, arrays: Arrays) -> tuple[Tree, Tree]:
@@ -347,13 +337,14 @@ def _pullback(
 
         return jax.vjp(whole, state, arrays)[1]((of_outputs, of_after))
 
-    def prepared(arrays: Arrays) -> tuple[Tree, Tree]:
-        return _features(call, arrays, tables)
+    def prepare(arrays: Arrays) -> tuple[Tree, tuple]:
+        features, *rest = _features(call, arrays, tables)
+        return features, tuple(rest)
 
-    features, pull, own = jax.vjp(prepared, arrays, has_aux=True)
+    features, pull, rest = jax.vjp(prepare, arrays, has_aux=True)
     outputs, of_outputs = (jnp.swapaxes(x, 1, 2) for x in (outputs, of_outputs))
     of_state, of_features = _scaled_pullback(
-        call, state, features, own, outputs, of_outputs, of_after
+        call, state, features, rest, outputs, of_outputs, of_after
     )
     return of_state, pull(of_features)[0]
 
@@ -362,7 +353,7 @@ def _scaled_pullback(
     call: _Call,
     state: Tree,
     features: Tree,
-    own: tuple,
+    rest: tuple,
     outputs: jax.Array,
     of_outputs: jax.Array,
     of_after: Tree,
@@ -374,7 +365,7 @@ def _scaled_pullback(
     form: Any = call.form
 
     def parts(state: Tree, features: Tree) -> tuple[Tree, Tree]:
-        outputs, after = form.segment(form.options, state, features, *own)
+        outputs, after = form.segment(form.options, state, features, *rest)
         numerator, other = call.cut.join(outputs)
         return (numerator, form.scale(form.options, other)), after
 
@@ -423,15 +414,15 @@ def _loop(
         carry, outputs, others = step(carry, jnp.zeros((), jnp.int32), only)
         return carry, outputs, jax.tree.map(lambda x: x[None], others)
 
-    def turn(carry: Tree, given: tuple) -> tuple[Tree, tuple]:
-        carry, outputs, others = step(carry, *given)
+    def turn(carry: Tree, indexed: tuple) -> tuple[Tree, tuple]:
+        carry, outputs, others = step(carry, *indexed)
         return carry, (outputs, others)
 
-    given = jnp.arange(count, dtype=jnp.int32), each
-    carry, (outputs, others) = jax.lax.scan(turn, carry, given, reverse=reverse)
+    indexed = jnp.arange(count, dtype=jnp.int32), each
+    carry, (outputs, others) = jax.lax.scan(turn, carry, indexed, reverse=reverse)
 
-    def joined(x: jax.Array) -> jax.Array:
+    def join(x: jax.Array) -> jax.Array:
         x = jnp.moveaxis(x, 0, 1)
         return x.reshape(x.shape[0], call.cut.length, *x.shape[3:])
 
-    return carry, jax.tree.map(joined, outputs), others
+    return carry, jax.tree.map(join, outputs), others

@@ -57,11 +57,6 @@ class Options(NamedTuple):
     eps: float = 1e-6
     extra_eps: float = 0.0
 
-    @classmethod
-    def of(cls, **options: Any) -> "Options":
-        """The options among the keywords of `flow_attention`."""
-        return cls(**{k: v for k, v in options.items() if k in cls._fields})
-
     @property
     def sums_as_is(self) -> bool:
         """Whether the competition sums plain exponentials, see `SMALL_CLIP`."""
@@ -197,7 +192,7 @@ def segment(
     state: FlowSums,
     features: tuple[jax.Array, jax.Array, jax.Array],
     tables: Tables,
-    rows: Documents | None = None,
+    rows: Documents | None,
 ) -> tuple[tuple[jax.Array, jax.Array], FlowSums]:
     """One segment, see `engine.Form`: numerators, their factors and the state after."""
     query, key, value = in_units(features, tables)
@@ -219,7 +214,7 @@ def terms_segment(
     state: FlowSums,
     features: tuple[jax.Array, jax.Array, jax.Array],
     tables: Tables,
-    rows: Documents | None = None,
+    rows: Documents | None,
 ) -> tuple[FlowTerms, FlowSums]:
     """`segment` with the terms in place of the output; it computes no summary."""
     query, key, _ = in_units(features, tables)
@@ -362,7 +357,7 @@ def _compete(
     largest: jax.Array,
     total: jax.Array,
     tables: Tables,
-    rows: Documents | None = None,
+    rows: Documents | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """c `[B, N, P, C]`, and the largest logit and the total after the segment."""
     sources = jnp.maximum(tables.sources, 1)

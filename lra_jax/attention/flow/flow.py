@@ -26,12 +26,12 @@ tables, ``c = 1`` and ``a = 1``.
 Deviation: the authors' code has no working mask. Here padded sources and sinks are left
 out of every sum, the real counts replace T and S, and padded sources take no part in
 the competition, so a padded batch equals each of its samples run alone. Both sides
-enter the sums: padded queries matter too, so pass ``query_mask`` (in self-attention,
-the same mask) unless all queries are real.
+enter the sums, so padded queries matter too: where T = S, ``query_mask`` defaults to
+``mask``, as in self-attention.
 
-The causal form is a separate definition: `lra_jax.attention.flow.causal`. It is
-self-attention, so ``query_mask`` defaults to ``mask``. A stream (`flow_init`,
-`flow_prefill`, `flow_step`) holds its sums, of a size independent of the position.
+The causal form is a separate definition: `lra_jax.attention.flow.causal`. A stream
+(`flow_init`, `flow_prefill`, `flow_step`) holds its sums, of a size independent of the
+position.
 """
 
 import inspect
@@ -41,12 +41,11 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, packed, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import engine
 from lra_jax.attention.flow import causal, whole
 from lra_jax.attention.flow.causal import FlowState, FlowTerms, Options
-from lra_jax.attention.flow.whole import Masks
-from lra_jax.attention.flow.whole import flow_slice as flow_slice
 
 __all__ = [
     "FlowState",
@@ -90,7 +89,8 @@ def flow_attention(
         `[B, 1, 1, S]`.
       is_causal: the causal definition; needs T == S.
       query_mask: boolean, True = a real sink: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`; None = all, or `mask` if causal. Other output rows are zero.
+        `[B, 1, 1, T]`. None = `mask` where T = S, as in self-attention, otherwise all.
+        Other output rows are zero.
       clip: bound on the conserved outgoing flow before the competition; None = none.
       segment_ids: as in `linear_attention`: flows and competition stay inside a
         document.
@@ -123,61 +123,76 @@ def flow_attention(
       >>> flow_attention(query, key, value, is_causal=True, feature_map="relu").shape
       (2, 64, 4, 16)
     """
-    query = inputs.of_jax(query)
     inputs.check_keywords(flow_attention, flax, deterministic)
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.refuse_decoding(deterministic, query, key, "flow")
-    options, masks, rows = _begin(
-        Options(
-            feature_map,
-            precision=precision,
-            clip=clip,
-            competition_axis=competition_axis,
-            competition=competition,
-            allocation=allocation,
-            eps=eps,
-            extra_eps=extra_eps,
-        ),
-        (query, key, value),
-        (mask, query_mask),
-        is_causal,
-        segment_ids,
-    )
-    target = kernels.choose(
-        implementation,
+    call = Call.of(
         query,
         key,
         value,
-        feature_map,
-        chunking,
-        _kernel_refusal(options, is_causal),
-        mechanism="flow",
-        is_causal=is_causal,
-        packed=rows is not None,
+        mask,
+        is_causal,
+        query_mask=query_mask,
+        segment_ids=segment_ids,
+        chunking=chunking,
+        precision=precision,
+        implementation=implementation,
     )
+    inputs.refuse_decoding(deterministic, query, key, "flow")
+    return _run(
+        call,
+        clip=clip,
+        feature_map=feature_map,
+        competition_axis=competition_axis,
+        competition=competition,
+        allocation=allocation,
+        eps=eps,
+        extra_eps=extra_eps,
+    )[0]
+
+
+def _run(call: Call, **options: Any) -> tuple[jax.Array, FlowState]:
+    call, settings = _begin(call, options)
+    state: Any = None
+    phi = feature_maps.for_kernels(settings.feature_map)
+    refusal = _kernel_refusal(settings, call.is_causal)
+    target = call.choose("flow", phi, refusal)
     if target is not None and target[0] == "cpu":
-        phi = feature_maps.for_kernels(feature_map)
-        return kernels.attend_flow(
+        out = kernels.attend_flow(
             target,
-            query,
-            key,
-            value,
-            masks,
-            is_causal,
-            options._replace(feature_map=phi),
-            chunking,
-            packed.numbers(rows),
+            call.kernel_inputs,
+            settings._replace(feature_map=phi),
+            is_causal=call.is_causal,
+            chunking=call.chunking,
         )
-    if is_causal:
-        return _causal(options, query, key, value, masks, chunking, rows=rows)[0]
-    return whole.attend(
-        options, query, key, value, masks, rows=rows, target=target, chunking=chunking
-    )
+    elif call.is_causal:
+        out, state = _causal(call, settings)
+    else:
+        out = whole.attend(call, settings, refusal)
+    return call.finish(out), state
+
+
+def _begin(call: Call, options: dict[str, Any]) -> tuple[Call, Options]:
+    """The call with the mask of its sinks, and the options."""
+    settings = Options(dtype=call.dtype, precision=call.precision, **options)
+    causal.check(settings, call.is_causal)
+    if call.axis is not None:
+        inputs.refuse_causal(
+            call.is_causal, "Flow-Attention over several devices has no causal form"
+        )
+    query_mask, finite = call.query_mask, call.finite
+    if query_mask is None and call.query.shape[1] == call.key.shape[1]:
+        query_mask = call.mask
+    if query_mask is not None and finite is not None:
+        finite = finite | ~query_mask[..., None, None]  # These rows are zero.
+    return call.replace(query_mask=query_mask, finite=finite), settings
 
 
 flow_weights = dense.weights_of(
     flow_attention, "It is never negative; its rows do not sum to one."
 )
+flow_prefill = streams.make_prefill(flow_attention, _run, FlowState)
+flow_init = streams.make_init(flow_prefill)
+flow_step = streams.make_step(flow_prefill)
+flow_slice = streams.make_slice(flow_attention, _run)
 
 
 def flow_terms(
@@ -196,52 +211,30 @@ def flow_terms(
     Arguments and errors are those of `flow_attention`; options that do not affect the
     terms are ignored.
     """
-    inputs.check_inputs(query, key, None, is_causal)
     known = inspect.signature(flow_attention).parameters
     unknown = {name: options[name] for name in options.keys() - known}
     inputs.check_keywords(flow_attention, unknown, options.get("deterministic"))
-    begun, masks, rows = _begin(
-        Options.of(clip=clip, **options),
-        (query, key),
-        (mask, query_mask),
+    call = Call.of(
+        query,
+        key,
+        key,
+        mask,
         is_causal,
-        segment_ids,
+        query_mask=query_mask,
+        segment_ids=segment_ids,
+        precision=options.pop("precision", None),
     )
-    terms, unit = _terms(begun, query, key, masks, rows, is_causal)
+    options = {name: x for name, x in options.items() if name in Options._fields}
+    call, settings = _begin(call, options | {"clip": clip})
+    features, unit = whole.features_of(call, settings)
+    if is_causal:
+        terms, _ = _causal(call, settings, as_terms=True)
+    else:
+        terms = whole.terms_of(call, settings, *features, unit)
+        terms = FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms))
     area = causal.along(unit, terms.incoming) ** 2
     incoming, outgoing = terms.incoming * area, terms.outgoing * area
     return terms._replace(incoming=incoming, outgoing=outgoing)
-
-
-def _prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    *,
-    is_causal: bool,
-    state: FlowState | None,
-    query_mask: jax.Array | None,
-    segment_ids: jax.Array | None,
-    chunking: engine.Chunking | None,
-    **options: Any,
-) -> tuple[jax.Array, FlowState]:
-    inputs.check_inputs(query, key, value, is_causal)
-    begun, masks, rows = _begin(
-        Options.of(**options),
-        (query, key, value),
-        (mask, query_mask),
-        is_causal,
-        segment_ids,
-    )
-    if state is not None:
-        begun = begun._replace(dtype=state.sums.total.dtype)
-    return _causal(begun, query, key, value, masks, chunking, state, rows=rows)
-
-
-flow_prefill = streams.make_prefill(flow_attention, _prefill)
-flow_init = streams.make_init(flow_prefill)
-flow_step = streams.make_step(flow_prefill)
 
 
 def _kernel_refusal(options: Options, is_causal: bool) -> kernels.Refusal | None:
@@ -259,103 +252,42 @@ def _kernel_refusal(options: Options, is_causal: bool) -> kernels.Refusal | None
     return None
 
 
-def _begin(
-    options: Options,
-    arrays: tuple[jax.Array, ...],
-    masks: Masks,
-    is_causal: bool,
-    segment_ids: jax.Array | None,
-) -> tuple[Options, Masks, packed.Packed | None]:
-    """Checks the options, and brings masks to `[B, S]` and `[B, T]`; None = all."""
-    options = options._replace(dtype=inputs.accumulation_dtype(*arrays))
-    causal.check(options, is_causal)
-    query, key = arrays[:2]
-    rows = packed.packed(segment_ids, query, key)
-    mask, query_mask = masks
-    batch, length = query.shape[:2]
-    sources = packed.shown(masking.padding_mask(mask, batch, key.shape[1]), rows)
-    if query_mask is None and is_causal:
-        return options, (sources, sources), rows
-    sinks = masking.padding_mask(query_mask, batch, length, "query_mask")
-    return options, (sources, packed.shown(sinks, rows)), rows
-
-
-def _terms(
-    options: Options,
-    query: jax.Array,
-    key: jax.Array,
-    masks: Masks,
-    rows: packed.Packed | None,
-    is_causal: bool,
-) -> tuple[FlowTerms, jax.Array | float]:
-    """The terms `[B, T, N]`, and the features' unit; its square is that of I and O."""
-    features, unit = whole.features_of(options, query, key, masks)
-    if is_causal:
-        terms, _ = _causal(
-            options, query, key, key, masks, None, rows=rows, as_terms=True
-        )
-        return terms, unit
-    terms = whole.terms_of(options, *features, unit, masks, rows=rows)
-    return FlowTerms(*(jnp.swapaxes(term, 1, 2) for term in terms)), unit
-
-
 def _causal(
-    options: Options,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    masks: Masks,
-    chunking: engine.Chunking | None,
-    state: FlowState | None = None,
-    *,
-    rows: packed.Packed | None = None,
-    as_terms: bool = False,
+    call: Call, options: Options, as_terms: bool = False
 ) -> tuple[Any, FlowState]:
     """The causal form's output, or its terms `[B, T, N]`, and the state after."""
-    batch, length = query.shape[:2]
-    out_dtype = options.dtype if as_terms else query.dtype
+    batch, length = call.query.shape[:2]
+    dtype, masks = options.dtype, (call.mask, call.query_mask)
     query, key, phi = feature_maps.given(
-        query, key, options.feature_map, options.dtype, *masks
+        call.query, call.key, options.feature_map, dtype, *masks
     )
-    arrays = engine.Arrays(query, key, value)
-    start = causal.no_flow(arrays, key.shape[-1], options.dtype)
+    arrays = engine.Arrays(query, key, call.value)
+    start = causal.no_flow(arrays, key.shape[-1], dtype)
     before = None, None
-    if state is not None:
-        start = streams.checked(state.sums, start)
-        before = state.sources, state.sinks
+    if call.state is not None:
+        start = streams.checked(call.state.sums, start)
+        before = call.state.sources, call.state.sinks
     sources, sinks = (
-        _counts(mask, count, length, rows)
+        _counts(mask, count, length, call.rows)
         for mask, count in zip(masks, before, strict=True)
     )
-    visible = jnp.ones((1, length), bool) if masks[0] is None else masks[0]
-    dtype = options.dtype
+    visible = jnp.ones((1, length), bool) if call.mask is None else call.mask
     tables = causal.Tables(sinks.astype(dtype), sources.astype(dtype), visible)
     options = options._replace(feature_map=phi)
     unit = 1.0
     if not options.bounded:
-        features = feature_maps.features(query, key, phi, dtype, *masks)
-        unit = causal.unit_of(features)
+        unit = causal.unit_of(feature_maps.features(query, key, phi, dtype, *masks))
         tables = tables._replace(unit=jnp.broadcast_to(unit[:, None], (batch, length)))
-    start = start.counted(unit)
+    form = engine.Form(feature_maps.prepared, causal.segment, options, _as_it_is)
     if as_terms:
         form = engine.Form(feature_maps.prepared, causal.terms_segment, options)
-    else:
-        form = engine.Form(
-            feature_maps.prepared,
-            causal.segment,
-            options,
-            _as_it_is,
-        )
     out, sums = engine.run(
         form,
-        start,
+        start.counted(unit),
         arrays,
-        mask=masks[0],
-        query_mask=masks[1],
-        tables=tables,
-        resets=packed.resets(rows),
-        chunking=chunking,
-        dtype=out_dtype,
+        call.tables(tables),
+        chunking=call.chunking,
+        dtype=dtype if as_terms else call.query.dtype,
     )
     ends = (jnp.broadcast_to(x[:, -1], (batch,)) for x in (sources, sinks))
     return out, FlowState(sums.counted(1 / unit), *ends)

@@ -11,115 +11,80 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, masking, packed
-from lra_jax.attention.causal import engine
+from lra_jax.attention import feature_maps, masking
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal.prefix import decayed
 from lra_jax.attention.flow import causal
 from lra_jax.attention.flow.causal import FlowTerms, Options, along
-from lra_jax.attention.linear.linear import document_sums
-from lra_jax.attention.sharded.documents import sliced
-
-Masks = tuple[jax.Array | None, jax.Array | None]
+from lra_jax.attention.linear import core
 
 
-def attend(
-    options: Options,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    masks: Masks,
-    *,
-    axis: str | None = None,
-    rows: packed.Packed | None = None,
-    target: kernels.Target | None = None,
-    chunking: engine.Chunking | None = None,
-) -> jax.Array:
-    """The non-causal form, `[B, T, N, Hv]`.
-
-    Args:
-      options: those of `flow_attention`.
-      query: `[B, T, N, H]`, as are key and value.
-      key: see `query`.
-      value: see `query`.
-      masks: of the sources and the sinks.
-      axis: the mesh axis that holds the other parts of the sequence, if there are any.
-      rows: where packed documents are; None = one per row.
-      target: the kernels that compute the product of features; None = XLA.
-      chunking: of the kernels, and of the sums over documents.
-    """
-    dtype = options.dtype
-    features, unit = features_of(options, query, key, masks, axis)
-    terms = terms_of(options, *features, unit, masks, axis, rows)
-    weighted = masking.by_head(value, query.shape[2], masks[0], dtype)
-    weighted = weighted * terms.competition[..., None]
-    if rows is not None:
-        out, _denominators = document_sums(
-            options._replace(feature_map="identity"),
-            *(jnp.swapaxes(x, 1, 2) for x in (*features, weighted)),
-            rows=rows,
-            mask=masks[0],
-            chunking=chunking,
-        )
-        out = jnp.swapaxes(out, 1, 2)
-    elif target is not None:
-        weighted = jnp.swapaxes(weighted, 1, 2).astype(value.dtype)
-        out = kernels.attend(
-            target,
-            masking.hide(query, masks[1]),
-            key,
-            weighted,
-            masks[0],
-            False,
-            feature_map=feature_maps.for_kernels(options.feature_map),
-            denominator="none",
-            eps=0.0,
-            max_length=None,
-            chunking=chunking,
-            precision=options.precision,
-        )
-        out = masking.by_head(out, query.shape[2], masks[1], dtype)
-        # The kernels compute features without the unit.
+def attend(call: Call, options: Options, refusal: kernels.Refusal | None) -> jax.Array:
+    """The non-causal form, `[B, T, N, Hv]`."""
+    features, unit = features_of(call, options)
+    terms = terms_of(call, options, *features, unit)
+    value = masking.by_head(call.value, call.query.shape[2], call.mask, call.dtype)
+    value = jnp.swapaxes(value * terms.competition[..., None], 1, 2)
+    # Kernels compute the features themselves, without the unit.
+    product = call.replace(
+        value=value.astype(call.value.dtype),
+        query=masking.hide(call.query, call.query_mask),
+    )
+    phi = options.feature_map
+    kernel = core.Kernel(feature_map=phi, refusal=refusal)
+    out = core.by_kernel(product, kernel, "flow")
+    if out is not None:
+        out = masking.hide(out, call.query_mask).astype(call.dtype)
         out = out / along(unit, out) ** 2
     else:
-        product = functools.partial(jnp.einsum, precision=options.precision)
-        summary = product("bnsm,bnsv->bnmv", features[1], weighted)
-        out = product("bntm,bnmv->bntv", features[0], _total(summary, axis))
+        query, key = (jnp.swapaxes(x, 1, 2) for x in features)
+        # Hidden positions are zero already.
+        product = call.replace(
+            query=query,
+            key=key,
+            value=value,
+            mask=None,
+            query_mask=None,
+            implementation="xla",
+        )
+        out, _ = core.attend(product, core.Kernel(), "flow")
     # Scaling the output instead of phi(q) gives the same result and saves a pass.
-    out = out * feature_maps.over(terms.allocation, terms.incoming)[..., None]
-    return jnp.swapaxes(out, 1, 2).astype(query.dtype)
+    factor = feature_maps.over(terms.allocation, terms.incoming)
+    return out * jnp.swapaxes(factor, 1, 2)[..., None]
 
 
 def features_of(
-    options: Options,
-    query: jax.Array,
-    key: jax.Array,
-    masks: Masks,
-    axis: str | None = None,
+    call: Call, options: Options
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | float]:
     """phi(q) and phi(k) `[B, N, T, M]` in their unit, and the unit `[B]`."""
-    phi, dtype = options.feature_map, options.dtype
-    made = feature_maps.features(query, key, phi, dtype, *masks)
-    unit = 1.0 if options.bounded else causal.unit_of(made, axis)
+    made = feature_maps.features(
+        call.query,
+        call.key,
+        options.feature_map,
+        call.dtype,
+        call.mask,
+        call.query_mask,
+    )
+    unit = 1.0 if options.bounded else causal.unit_of(made, call.axis)
     one, two = (x / along(unit, x) for x in made)
     return (one, two), unit
 
 
 def terms_of(
+    call: Call,
     options: Options,
     query_features: jax.Array,
     key_features: jax.Array,
     unit: jax.Array | float,
-    masks: Masks,
-    axis: str | None = None,
-    rows: packed.Packed | None = None,
 ) -> FlowTerms:
     """The terms of the non-causal form, with the heads first, `[B, N, T]`.
 
     I and O are in the square of the features' unit.
     """
     product = functools.partial(jnp.einsum, precision=options.precision)
+    rows = call.rows
 
-    def summed(*pairs: tuple[jax.Array, jax.Array | None]) -> Any:
+    def sum_features(*pairs: tuple[jax.Array, jax.Array | None]) -> Any:
         """Features times weights, `[B, N, M]`, or `[B, N, T, M]` for documents."""
         if rows is not None:
             weighted = (x if w is None else x * w[..., None] for x, w in pairs)
@@ -127,7 +92,7 @@ def terms_of(
         sums = (
             x.sum(2) if w is None else product("bnsm,bns->bnm", x, w) for x, w in pairs
         )
-        return _total(tuple(sums), axis)
+        return _total(tuple(sums), call.axis)
 
     def inner(features: jax.Array, total: jax.Array, of_sum: Any) -> jax.Array:
         total = total + options.eps / along(of_sum, total)
@@ -141,37 +106,33 @@ def terms_of(
         constant = (constant + extra_eps)[..., None]
         return feature_maps.project(features, total, options.precision) + constant
 
-    keys, queries = summed((key_features, None), (query_features, None))
+    keys, queries = sum_features((key_features, None), (query_features, None))
     incoming = inner(query_features, keys, unit)
     outgoing = inner(key_features, queries, unit)
     one = jnp.ones((), incoming.dtype)
-    key_flow, query_flow = summed(
+    key_flow, query_flow = sum_features(
         (key_features, feature_maps.over(one, outgoing)),
         (query_features, feature_maps.over(one, incoming)),
     )
     conserved_sink = inner(query_features, key_flow, 1 / unit)
     conserved_source = inner(key_features, query_flow, 1 / unit)
-    sources = _count(masks[0], key_features, axis, rows)
-    sinks = _count(masks[1], query_features, axis, rows)
+    sources = _count(call, call.mask, key_features)
+    sinks = _count(call, call.query_mask, query_features)
     return FlowTerms(
         incoming=incoming,
         outgoing=outgoing,
         conserved_sink=conserved_sink,
         conserved_source=conserved_source,
-        competition=_compete(options, conserved_source, masks[0], sources, axis, rows),
+        competition=_compete(call, options, conserved_source, sources),
         allocation=causal.allocated(options, conserved_sink * (sinks / sources)),
     )
 
 
 def _compete(
-    options: Options,
-    conserved_source: jax.Array,
-    mask: jax.Array | None,
-    sources: jax.Array,
-    axis: str | None,
-    rows: packed.Packed | None,
+    call: Call, options: Options, conserved_source: jax.Array, sources: jax.Array
 ) -> jax.Array:
     """c `[B, N, S]`; zero where hidden, except in a competition over the heads."""
+    mask, rows, axis = call.mask, call.rows, call.axis
     visible = np.ones((1, 1, 1), bool) if mask is None else mask[:, None, :]
     if not options.competition:
         return causal.no_competition(conserved_source, visible)
@@ -196,13 +157,9 @@ def _compete(
     return feature_maps.over(weights, total) * sources
 
 
-def _count(
-    mask: jax.Array | None,
-    features: jax.Array,
-    axis: str | None,
-    rows: packed.Packed | None,
-) -> jax.Array:
+def _count(call: Call, mask: jax.Array | None, features: jax.Array) -> jax.Array:
     """The number of real positions, `[B or 1, 1, 1 or T]`, at least 1 as a divisor."""
+    rows, axis = call.rows, call.axis
     if rows is not None:
         real = (rows.real if mask is None else mask).astype(features.dtype)
         return jnp.maximum(rows.over(jax.ops.segment_sum, real, 1), 1)[:, None]
@@ -216,36 +173,3 @@ def _count(
 def _total(sums: Any, axis: str | None) -> Any:
     """Turns sums over this device's positions into sums over all positions."""
     return sums if axis is None else jax.lax.psum(sums, axis)
-
-
-def flow_slice(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
-    segment_ids: jax.Array | None = None,
-    *,
-    axis: str,
-    is_causal: bool,
-    **options: Any,
-) -> jax.Array:
-    """One device's part of `flow_attention`, see `lra_jax.attention.sharded`.
-
-    The flows are sums over sums, so the devices exchange sums over their positions four
-    times. The size of these does not depend on the length.
-
-    Raises:
-      ValueError: ``is_causal``, or an option does not fit. A causal form would need as
-        many exchanges, each waiting for a pass over the device's own positions.
-    """
-    inputs.refuse_causal(
-        is_causal, "Flow-Attention over several devices has no causal form"
-    )
-    begun = Options.of(**options)._replace(
-        dtype=inputs.accumulation_dtype(query, key, value)
-    )
-    causal.check(begun, False)
-    rows = sliced(segment_ids, axis)
-    masks = packed.shown(mask, rows), packed.shown(query_mask, rows)
-    return attend(begun, query, key, value, masks, axis=axis, rows=rows)

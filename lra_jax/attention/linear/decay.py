@@ -1,16 +1,11 @@
-"""Linear attention with a decay, the basis of retention and lightning attention.
+"""The slopes of a decay with distance, for retention and lightning attention.
 
-``out_i = sum_j exp(-slope |i - j|) (phi(q_i) . phi(k_j)) v_j``, with one slope per
-head. The causal engine computes the causal sum over j <= i. The two-sided form adds the
-same sum over the reversed sequence, for the keys after each query: linear in the
-length, each pair counted once, nothing subtracted.
-
-Positions count from 0 in both queries and keys, whose lengths may differ. Only
-differences of positions matter, so padding on the left changes nothing.
+Weights are multiplied by ``exp(-slope |i - j|)``, with one slope per head. Only
+differences of positions matter, so padding on the left changes nothing. The sums are
+those of `lra_jax.attention.linear.core`.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -18,12 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, masking
-from lra_jax.attention.causal import documents, engine, fades
-from lra_jax.attention.causal.both_ends import from_both_ends
-from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import decayed, so_far
-from lra_jax.attention.linear.sums import Sums, over_chunks, started
+from lra_jax.attention import feature_maps
+from lra_jax.attention.call import Call
 from lra_jax.errors import expected
 
 Slopes = jax.Array | np.ndarray | Sequence[float]
@@ -54,179 +45,17 @@ def checked_slopes(
     return jnp.asarray(slopes, dtype)
 
 
-def kernel_refusal(
-    query: jax.Array, key: jax.Array, slopes: Slopes | None
-) -> kernels.Refusal | None:
+def kernel_refusal(call: Call, slopes: Slopes | None) -> kernels.Refusal | None:
     """The argument that kernels do not support; None = they support all.
 
     They have no gradient of the slopes, so these have to be known.
     """
     if isinstance(slopes, jax.core.Tracer):
         return "slopes", "known numbers, because they get no gradient", "a tracer"
-    if query.shape[1] != key.shape[1]:
-        return "key", f"the query's length T={query.shape[1]}", f"{key.shape[1]}"
+    length, keys = call.query.shape[1], call.key.shape[1]
+    if length != keys:
+        return "key", f"the query's length T={length}", f"{keys}"
     return None
-
-
-def sums(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    slopes: jax.Array,
-    is_causal: bool,
-    *,
-    mask: jax.Array | None,
-    resets: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "identity",
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, jax.Array]:
-    """Computes ``sum_j w(i, j) v_j`` and ``sum_j w(i, j)``, in the slopes' dtype.
-
-    Args:
-      query: `[B, T, N, H]`.
-      key: `[B, S, N, H]`; its heads may be a divisor of N.
-      value: `[B, S, N, Hv]`.
-      slopes: `[N]`, float32 or float64.
-      is_causal: sums over j <= i instead of all j.
-      mask: the real keys, `[B, S]`; None = all.
-      resets: where documents start, `[B, T]`; None = one per row.
-      feature_map: phi.
-      chunking: how the sequence is cut.
-      precision: of the matrix products.
-
-    Returns:
-      `[B, T, N, Hv]` and `[B, T, N]`.
-    """
-    arguments = {"feature_map": feature_map, "precision": precision}
-    rest: dict[str, Any] = {
-        "resets": resets,
-        "chunking": chunking,
-        "dtype": slopes.dtype,
-    }
-    if is_causal:
-        form, start, arrays = _form(query, key, value, slopes, mask, **arguments)
-        return engine.run(form, start, arrays, mask=mask, **rest)[0]
-    length, longest = query.shape[1], max(query.shape[1], key.shape[1])
-    if mask is None and key.shape[1] < longest:
-        mask = jnp.ones(key.shape[:2], bool)
-    query, key, value = (engine.filled(x, longest) for x in (query, key, value))
-    mask = None if mask is None else engine.filled(mask, longest)
-    form, start, arrays = _form(query, key, value, slopes, mask, **arguments)
-    until, after = from_both_ends(form, start, arrays, mask=mask, **rest)
-    step = jnp.exp(-slopes)[None, None]
-    numerator = until[0] + after[0] * step[..., None]
-    denominator = until[1] + after[1] * step
-    return numerator[:, :length], denominator[:, :length]
-
-
-def prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    slopes: jax.Array,
-    *,
-    mask: jax.Array | None,
-    resets: jax.Array | None = None,
-    state: Sums | None,
-    feature_map: feature_maps.FeatureMap = "identity",
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[tuple[jax.Array, jax.Array], Sums]:
-    """The causal `sums`, and the state after each sample's last real position.
-
-    After that position nothing decays.
-
-    Raises:
-      ValueError: the state does not fit.
-    """
-    ends = None if mask is None else masking.next_position(mask, *mask.shape)
-    form, start, arrays = _form(
-        query,
-        key,
-        value,
-        slopes,
-        mask,
-        ends,
-        state,
-        feature_map=feature_map,
-        precision=precision,
-    )
-    return engine.run(
-        form,
-        start,
-        arrays,
-        mask=mask,
-        resets=resets,
-        chunking=chunking,
-        dtype=slopes.dtype,
-    )
-
-
-def _form(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    slopes: jax.Array,
-    mask: jax.Array | None,
-    ends: jax.Array | None = None,
-    state: Sums | None = None,
-    *,
-    feature_map: feature_maps.FeatureMap,
-    precision: jax.lax.PrecisionLike,
-) -> tuple[engine.Form, Sums, engine.Arrays]:
-    """The causal form, the state before it (None = an empty one), and its arrays.
-
-    Nothing decays from ``ends`` `[B]` on, one past each sample's last real position.
-    """
-    dtype = slopes.dtype
-    places = jnp.arange(query.shape[1], dtype=jnp.int32)[None, :, None]
-    log_decay = fades.bounded(-slopes)[None, None] * jnp.ones_like(places, dtype)
-    if ends is not None:
-        before = places < ends[:, None, None]
-        log_decay = jnp.where(before, log_decay, 0)
-    options = feature_maps.Options(feature_map, dtype, precision)
-    arrays = engine.Arrays(query, key, value, log_decay)
-    options, start, arrays = started(options, arrays, state, mask=mask)
-    return engine.Form(prepared, _segment, options), start, arrays
-
-
-def prepared(
-    options: Any,
-    arrays: engine.Arrays,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
-) -> tuple[jax.Array, ...]:
-    """`feature_maps.prepared`, and the logarithm of each position's decay."""
-    features = feature_maps.prepared(options, arrays, mask, query_mask)
-    return *features, jnp.swapaxes(jnp.asarray(arrays.log_decay), 1, 2)
-
-
-def _segment(
-    options: feature_maps.Options,
-    state: Sums,
-    features: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
-    _: None,
-    found: Documents | None = None,
-) -> tuple[tuple[jax.Array, jax.Array], Sums]:
-    """One segment, see `engine.Form`: numerators, denominators and the state after.
-
-    Only differences within a chunk and the decays of whole chunks are exponentiated;
-    none of these is positive, so nothing can overflow.
-    """
-    query, key, value, log_decay = features
-    precision = options.precision
-    fade = so_far(log_decay)
-    end = fade[..., -1]
-    scores = jnp.einsum("bnpim,bnpjm->bnpij", query, key, precision=precision)
-    near = fade[..., None] - fade[..., None, :]
-    scores = scores * decayed(near, documents.visible(scores.shape[-1], found))
-    query = documents.readers(query * jnp.exp(fade)[..., None], found)
-    key = documents.stayers(key * jnp.exp(end[..., None] - fade)[..., None], found)
-    left = documents.decay(end, found, key.dtype)
-    return over_chunks(
-        state, scores, query, key, value, decay=left, precision=precision
-    )
 
 
 def spread(

@@ -15,22 +15,22 @@ have no such form; it is the two-sided decay of Afzal et al. 2025 ("Linear Atten
 Efficient Bidirectional Sequence Modeling").
 
 Cost: O(T (H + C) Hv) time for chunks of C positions, twice that without ``is_causal``
-(`linear.decay`); O(H Hv) memory besides inputs and output. A stream holds one sum,
+(`linear.core`); O(H Hv) memory besides inputs and output. A stream holds one sum,
 whatever its position. Sums are float32 or wider, whatever the input dtype.
 """
 
+import functools
 import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear import decay
-from lra_jax.attention.linear.linear import LinearState
+from lra_jax.attention.linear import core, decay
 
 __all__ = [
     "LightningState",
@@ -43,7 +43,8 @@ __all__ = [
 ]
 
 
-LightningState = LinearState
+class LightningState(core.LinearState):
+    """Everything that the next position needs from the earlier ones."""
 
 
 def lightning_slopes(num_heads: int) -> np.ndarray:
@@ -58,7 +59,6 @@ def lightning_slopes(num_heads: int) -> np.ndarray:
     return np.concatenate([slopes, further])[:num_heads]
 
 
-@masking.guarded
 def lightning_attention(
     query: jax.Array,
     key: jax.Array,
@@ -102,45 +102,39 @@ def lightning_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit.
     """
     inputs.check_keywords(lightning_attention, flax, deterministic)
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.refuse_decoding(deterministic, query, key, "lightning")
-    feature_maps.check_norm(norm)
-    feature_map = feature_map or "identity"
-    rows = packed.packed(segment_ids, query, key)
-    mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    rates = _slopes(slopes, query.shape[2], dtype)
-    out = kernels.attended(
-        implementation,
+    call = Call.of(
         query,
         key,
         value,
         mask,
         is_causal,
-        mechanism="decay",
-        refusal=decay.kernel_refusal(query, key, slopes),
-        feature_map=feature_maps.for_kernels(feature_map),
-        denominator="none",
-        eps=0.0,
+        segment_ids=segment_ids,
         chunking=chunking,
         precision=precision,
-        slopes=rates,
-        documents=packed.numbers(rows),
+        implementation=implementation,
     )
-    if out is None:
-        out, _denominators = decay.sums(
-            query,
-            key,
-            value,
-            rates,
-            is_causal,
-            mask=mask,
-            resets=packed.resets(rows),
-            feature_map=feature_map,
-            chunking=chunking,
-            precision=precision,
-        )
-    return feature_maps.normalised(out, norm, (2, 3), eps).astype(query.dtype)
+    inputs.refuse_decoding(deterministic, query, key, "lightning")
+    options = {"slopes": slopes, "norm": norm, "eps": eps}
+    return _run(call, feature_map=feature_map, **options)[0]
+
+
+def _run(
+    call: Call,
+    *,
+    slopes: decay.Slopes | None,
+    feature_map: feature_maps.FeatureMap | None,
+    norm: str | None,
+    eps: float,
+) -> tuple[jax.Array, LightningState]:
+    feature_maps.check_norm(norm)
+    published = lightning_slopes(call.query.shape[2])
+    kernel = core.Kernel(
+        feature_map=feature_map or "identity",
+        slopes=decay.checked_slopes(slopes, published, call.dtype),
+        refusal=decay.kernel_refusal(call, slopes),
+    )
+    finish = functools.partial(feature_maps.normalised, norm=norm, axes=(2, 3), eps=eps)
+    return core.run(call, kernel, "lightning", LightningState, finish)
 
 
 lightning_weights = dense.weights_of(
@@ -148,51 +142,6 @@ lightning_weights = dense.weights_of(
     "It leaves out the norm, which acts on the output.",
     fixed={"norm": None},
 )
-
-
-def lightning_prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    state: LightningState | None = None,
-    segment_ids: jax.Array | None = None,
-    slopes: decay.Slopes | None = None,
-    feature_map: feature_maps.FeatureMap | None = None,
-    norm: str | None = None,
-    eps: float = 1e-6,
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, LightningState]:
-    """Processes a whole prompt, or a later part of one, in one pass.
-
-    Options are those of `lightning_attention`; the other arguments, the result and the
-    errors are those of `linear_prefill`. The next token follows each sample's last real
-    position; rows after it are computed as for a query at that position.
-    """
-    rows = packed.packed(segment_ids, query, key)
-    mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
-    feature_maps.check_norm(norm)
-    (out, _denominators), sums = decay.prefill(
-        query,
-        key,
-        value,
-        _slopes(slopes, query.shape[2], dtype),
-        mask=mask,
-        resets=packed.resets(rows),
-        state=None if state is None else state.sums,
-        feature_map=feature_map or "identity",
-        chunking=chunking,
-        precision=precision,
-    )
-    out = feature_maps.normalised(out, norm, (2, 3), eps).astype(query.dtype)
-    return out, LightningState(sums, position)
-
-
+lightning_prefill = streams.make_prefill(lightning_attention, _run, LightningState)
 lightning_init = streams.make_init(lightning_prefill)
 lightning_step = streams.make_step(lightning_prefill)
-
-
-def _slopes(slopes: decay.Slopes | None, num_heads: int, dtype: jnp.dtype) -> jax.Array:
-    return decay.checked_slopes(slopes, lightning_slopes(num_heads), dtype)

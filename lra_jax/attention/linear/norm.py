@@ -16,21 +16,16 @@ Deviations: the authors' code has no mask; here padding is exact. Sums and the n
 float32 or wider, whatever the input dtype; rows without visible keys are exactly zero.
 """
 
+import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear.linear import (
-    LinearState,
-    causal_sums,
-    document_sums,
-    read,
-    summed,
-)
+from lra_jax.attention.linear import core
 
 __all__ = [
     "NormState",
@@ -42,10 +37,10 @@ __all__ = [
 ]
 
 
-NormState = LinearState
+class NormState(core.LinearState):
+    """Everything that the next position needs from the earlier ones."""
 
 
-@masking.guarded
 def norm_attention(
     query: jax.Array,
     key: jax.Array,
@@ -85,54 +80,39 @@ def norm_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit.
     """
     inputs.check_keywords(norm_attention, flax)
-    inputs.check_inputs(query, key, value, is_causal)
-    feature_maps.check_norm(norm)
-    inputs.check_flag("per_head", per_head)
-    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
-    rows = packed.packed(segment_ids, query, key)
-    out = kernels.attended(
-        implementation,
+    call = Call.of(
         query,
         key,
         value,
-        packed.shown(mask, rows),
+        mask,
         is_causal,
-        mechanism="norm",
-        refusal=None,
-        feature_map=feature_maps.for_kernels(feature_map),
-        denominator="none",
-        eps=0.0,
+        segment_ids=segment_ids,
         chunking=chunking,
         precision=precision,
-        documents=packed.numbers(rows),
+        implementation=implementation,
     )
-    if out is not None:
-        return _finished(out, norm, per_head, eps, query.dtype)
-    if is_causal:
-        return norm_prefill(
-            query,
-            key,
-            value,
-            mask,
-            segment_ids=segment_ids,
-            feature_map=feature_map,
-            norm=norm,
-            per_head=per_head,
-            eps=eps,
-            chunking=chunking,
-            precision=precision,
-        )[0]
-    dtype = inputs.accumulation_dtype(query, key, value)
-    if rows is not None:
-        options = feature_maps.Options(feature_map, dtype, precision)
-        out, _denominators = document_sums(
-            options, query, key, value, rows, mask=mask, chunking=chunking
-        )
-        return _finished(out, norm, per_head, eps, query.dtype)
-    q, k = feature_maps.features(query, key, feature_map, dtype, mask)
-    value = masking.by_head(value, query.shape[2], mask, dtype)
-    out, _denominators = read(q, summed(k, value, precision), precision)
-    return _finished(jnp.swapaxes(out, 1, 2), norm, per_head, eps, query.dtype)
+    options = {"norm": norm, "per_head": per_head, "eps": eps}
+    return _run(call, feature_map=feature_map, **options)[0]
+
+
+def _run(
+    call: Call,
+    *,
+    feature_map: feature_maps.FeatureMap,
+    norm: str | None,
+    per_head: bool,
+    eps: float,
+) -> tuple[jax.Array, NormState]:
+    feature_maps.check_norm(norm)
+    inputs.check_flag("per_head", per_head)
+    axes = (3,) if per_head else (2, 3)
+    return core.run(
+        call,
+        core.Kernel(feature_map=feature_map),
+        "norm",
+        NormState,
+        functools.partial(feature_maps.normalised, norm=norm, axes=axes, eps=eps),
+    )
 
 
 norm_weights = dense.weights_of(
@@ -140,53 +120,6 @@ norm_weights = dense.weights_of(
     "It leaves out the norm, which acts on the output.",
     fixed={"norm": None},
 )
-
-
-def norm_prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    state: NormState | None = None,
-    segment_ids: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap = "elu",
-    norm: str | None = "rms",
-    per_head: bool = False,
-    eps: float = 1e-6,
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, NormState]:
-    """Processes a whole prompt, or a later part of one, in one pass.
-
-    Options are those of `norm_attention`; the other arguments, the result and the
-    errors are those of `linear_prefill`.
-    """
-    rows = packed.packed(segment_ids, query, key)
-    mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
-    feature_maps.check_norm(norm)
-    inputs.check_flag("per_head", per_head)
-    (out, _denominators), sums = causal_sums(
-        feature_maps.Options(feature_map, dtype, precision),
-        query,
-        key,
-        value,
-        mask=mask,
-        state=None if state is None else state.sums,
-        resets=packed.resets(rows),
-        chunking=chunking,
-    )
-    out = _finished(out, norm, per_head, eps, query.dtype)
-    return out, NormState(sums, position)
-
-
+norm_prefill = streams.make_prefill(norm_attention, _run, NormState)
 norm_init = streams.make_init(norm_prefill)
 norm_step = streams.make_step(norm_prefill)
-
-
-def _finished(
-    out: jax.Array, norm: str | None, per_head: bool, eps: float, dtype: jnp.dtype
-) -> jax.Array:
-    """The norm of `[B, T, N, Hv]`."""
-    axes = (3,) if per_head else (2, 3)
-    return feature_maps.normalised(out, norm, axes, eps).astype(dtype)

@@ -22,20 +22,16 @@ The features f of Google's code (google-research, long-range-arena) are those of
 ``scale=1``.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear import performer_causal, random_features
-from lra_jax.attention.linear.linear import (
-    LinearState,
-    linear_attention,
-    linear_prefill,
-)
+from lra_jax.attention.linear import core, performer_causal, random_features
 from lra_jax.attention.linear.performer_causal import PerformerSums
 from lra_jax.attention.linear.random_features import (
     Options,
@@ -66,7 +62,6 @@ class PerformerState(NamedTuple):
     __repr__ = streams.shapes_shown
 
 
-@masking.guarded
 def performer_attention(
     query: jax.Array,
     key: jax.Array,
@@ -121,136 +116,71 @@ def performer_attention(
       True
     """
     inputs.check_keywords(performer_attention, flax)
-    inputs.check_inputs(query, key, value, is_causal)
-    options = Options(kernel, hyperbolic, feature_eps, scale, precision)
-    matrix = options.matrix(projection, query.shape[-1])
-    rows = packed.packed(segment_ids, query, key)
-    if options.softmax and is_causal:
-        refusal = "is_causal", "False for kernel='softmax'", "True"
-        kernels.choose(
-            implementation,
-            query,
-            key,
-            value,
-            refusal=refusal,
-            mechanism="performer",
-            is_causal=True,
-        )
-        return _prefill(
-            query,
-            key,
-            value,
-            projection,
-            mask,
-            is_causal=True,
-            segment_ids=segment_ids,
-            chunking=chunking,
-            **vars(options),
-        )[0]
-    visible = masking.padding_mask(mask, query.shape[0], key.shape[1])
-    visible = packed.shown(visible, rows)
-    features = _features(query, key, matrix, visible, options, rows)
-    out = kernels.attended(
-        implementation,
-        *features,
+    call = Call.of(
+        query,
+        key,
         value,
-        visible,
+        mask,
         is_causal,
-        mechanism="performer",
-        refusal=None,
-        feature_map="identity",
-        denominator="add",
-        eps=0.0,
+        segment_ids=segment_ids,
         chunking=chunking,
         precision=precision,
-        documents=packed.numbers(rows),
+        implementation=implementation,
     )
-    if out is None:
-        out = linear_attention(
-            *features,
-            value,
-            visible,
-            is_causal,
-            segment_ids=segment_ids,
-            feature_map="identity",
-            eps=0.0,
-            chunking=chunking,
-            precision=precision,
-            implementation="xla",
-        )
-    return out.astype(query.dtype)
+    return _run(
+        call,
+        projection=projection,
+        kernel=kernel,
+        hyperbolic=hyperbolic,
+        feature_eps=feature_eps,
+        scale=scale,
+    )[0]
+
+
+def _run(
+    call: Call, *, projection: jax.Array | None, **features: Any
+) -> tuple[jax.Array, PerformerState]:
+    options = Options(**features, precision=call.precision)
+    matrix = options.matrix(projection, call.query.shape[-1])
+    if options.softmax and matrix is not None and call.is_causal:
+        refusal = "is_causal", "False for kernel='softmax'", "True"
+        call.choose("performer", refusal=refusal)  # Raises if a kernel is requested.
+        out, sums = performer_causal.attend(call, options, matrix)
+    else:
+        out, sums = _attend(call, options, matrix)
+    state: Any = PerformerState(sums, call.next_position) if call.streams else None
+    return call.finish(out), state
+
+
+def _attend(
+    call: Call, options: Options, matrix: jax.Array | None
+) -> tuple[jax.Array, Any]:
+    """Linear attention with features that are computed first."""
+    key = inputs.match_heads(masking.hide(call.key, call.mask), call.query.shape[2])
+    query, key = random_features.features(
+        call.query.astype(call.dtype),
+        key.astype(call.dtype),
+        matrix,
+        call.mask,
+        options,
+        call.rows,
+    )
+    call = call.replace(query=query, key=key)
+    if call.state is not None:
+        call = call.replace(state=core.LinearState(Sums(*call.sums[:2]), call.state[1]))
+    out, sums = core.attend(call, core.Kernel(denominator="add"), "performer")
+    if sums is None:
+        return out, None
+    peak = jnp.zeros_like(sums.total) + random_features.lowest(sums.total.dtype)
+    return out, PerformerSums(sums.summary, sums.total, peak)
 
 
 performer_weights = dense.weights_of(
     performer_attention, "Rows sum to one, or to zero where no key is visible."
 )
-
-
-def _features(
-    query: jax.Array,
-    key: jax.Array,
-    matrix: jax.Array | None,
-    mask: jax.Array | None,
-    options: Options,
-    rows: packed.Packed | None,
-) -> tuple[jax.Array, jax.Array]:
-    """The features `[B, T, N, M]` of arrays as `performer_attention` takes them."""
-    dtype = inputs.accumulation_dtype(query, key)
-    key = inputs.match_heads(masking.hide(key, mask), query.shape[2])
-    arrays = query.astype(dtype), key.astype(dtype)
-    return random_features.features(*arrays, matrix, mask, options, rows)
-
-
-def _prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    projection: jax.Array | None,
-    mask: jax.Array | None,
-    *,
-    is_causal: bool,
-    state: PerformerState | None = None,
-    segment_ids: jax.Array | None,
-    chunking: engine.Chunking | None,
-    **keywords: Any,
-) -> tuple[jax.Array, PerformerState]:
-    """The causal form, and the state after the last real position."""
-    options = Options(**keywords)
-    inputs.check_inputs(query, key, value, is_causal)
-    matrix = options.matrix(projection, query.shape[-1])
-    rows = packed.packed(segment_ids, query, key)
-    mask, dtype, position = streams.begun(state, query, key, value, mask, rows)
-    if options.softmax and matrix is not None:
-        out, sums = performer_causal.softmax_features(
-            performer_causal.Options(options, dtype),
-            engine.Arrays(query, key, value),
-            matrix,
-            mask,
-            state=None if state is None else state.sums,
-            resets=packed.resets(rows),
-            chunking=chunking,
-        )
-        return out, PerformerState(sums, position)
-    before = None
-    if state is not None:
-        before = LinearState(Sums(*state.sums[:2]), state.position)
-    out, after = linear_prefill(
-        *_features(query, key, matrix, mask, options, rows),
-        value,
-        mask,
-        state=before,
-        segment_ids=segment_ids,
-        feature_map="identity",
-        eps=0.0,
-        chunking=chunking,
-        precision=options.precision,
-    )
-    summary, total = after.sums
-    peak = jnp.zeros_like(total) + random_features.lowest(total.dtype)
-    sums = PerformerSums(summary, total, peak)
-    return out.astype(query.dtype), PerformerState(sums, position)
-
-
-performer_prefill = streams.make_prefill(performer_attention, _prefill)
+# The projection comes before the mask, which the type of other prefills does not say.
+performer_prefill: streams.Prefill[..., PerformerState] = streams.make_prefill(
+    cast(Any, performer_attention), _run, PerformerState
+)
 performer_init = streams.make_init(performer_prefill)
 performer_step = streams.make_step(performer_prefill)

@@ -27,12 +27,13 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import feature_maps, masking, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, prefix
 from lra_jax.attention.linear import random_features
+from lra_jax.attention.linear.core import no_sums
 from lra_jax.attention.linear.random_features import half_square, lift, lowest
-from lra_jax.attention.linear.sums import no_sums
 
 
 class PerformerSums(NamedTuple):
@@ -55,7 +56,7 @@ class _Carry(NamedTuple):
     matrix: jax.Array
 
 
-class Options(NamedTuple):
+class _Options(NamedTuple):
     """The options of the form; compared by value."""
 
     features: random_features.Options
@@ -73,16 +74,12 @@ class _Part(NamedTuple):
 Product = Callable[..., jax.Array]
 
 
-def _prepared(
-    options: Options,
-    arrays: engine.Arrays,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
+def _prepare(
+    options: _Options, arrays: engine.Arrays, tables: engine.Tables
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Scaled queries and keys, and values, heads first, zero where hidden."""
-    del query_mask
     query, key, value = arrays[:3]
-    heads, dtype = query.shape[2], options.dtype
+    heads, dtype, mask = query.shape[2], options.dtype, tables.mask
     return (
         options.features.scaled(masking.by_head(query, heads, dtype=dtype)),
         options.features.scaled(masking.by_head(key, heads, mask, dtype)),
@@ -91,11 +88,11 @@ def _prepared(
 
 
 def _segment(
-    options: Options,
+    options: _Options,
     state: _Carry,
     features: tuple[jax.Array, jax.Array, jax.Array],
     visible: jax.Array,
-    rows: Documents | None = None,
+    rows: Documents | None,
 ) -> tuple[jax.Array, _Carry]:
     """One segment, see `engine.Form`; chunk sizes are powers of two."""
     query, key, value = features
@@ -229,41 +226,33 @@ def _add_up(parts: list[_Part]) -> jax.Array:
     return feature_maps.over(numerator, denominator[..., None])
 
 
-def softmax_features(
-    options: Options,
-    arrays: engine.Arrays,
-    matrix: jax.Array,
-    mask: jax.Array | None,
-    *,
-    state: PerformerSums | None,
-    resets: jax.Array | None,
-    chunking: engine.Chunking | None,
+def attend(
+    call: Call, options: random_features.Options, matrix: jax.Array
 ) -> tuple[jax.Array, PerformerSums]:
     """Causal attention with softmax features, and the sums after the last position.
 
-    Arguments are those of `engine.run`, and W `[M, H]`. Sequences are cut into at least
-    two chunks, of a power of two positions each.
+    ``matrix`` is W, `[M, H]`. Sequences are cut into at least two chunks, of a power of
+    two positions each.
     """
-    length, dtype = arrays.query.shape[1], options.dtype
-    chunking = chunking or engine.Chunking()
+    length, dtype = call.query.shape[1], call.dtype
+    chunking = call.chunking or engine.Chunking()
     # At least two chunks. With one, the right side of its product with the empty state
     # is one number everywhere. Where XLA's library for CPUs (jax 0.10 to 0.12) fuses
     # such a product with a sum or a maximum, it reads memory that it has not written:
     # now and then, the output is NaN.
     longest = min(chunking.chunk, max(1, (length + 1) // 2))
     chunk = 1 << (longest - 1).bit_length()
-    sums = no_sums(arrays, matrix.shape[0], dtype)
+    sums = no_sums(call.arrays, matrix.shape[0], dtype)
     empty = PerformerSums(*sums, sums.total + lowest(dtype))
     # Added to the state's zeros, which have the arrays' sharding.
     matrix = matrix.astype(dtype)[None, None] + jnp.zeros_like(sums.total)[..., None]
+    visible = jnp.ones((1, length), bool) if call.mask is None else call.mask
     out, carry = engine.run(
-        engine.Form(_prepared, _segment, options),
-        _Carry(streams.checked(state, empty), matrix),
-        arrays,
-        mask=mask,
-        tables=jnp.ones((1, length), bool) if mask is None else mask,
-        resets=resets,
+        engine.Form(_prepare, _segment, _Options(options, dtype)),
+        _Carry(streams.checked(call.sums, empty), matrix),
+        call.arrays,
+        call.tables(visible),
         chunking=dataclasses.replace(chunking, chunk=chunk),
-        dtype=arrays.query.dtype,
+        dtype=call.query.dtype,
     )
     return out, carry.sums

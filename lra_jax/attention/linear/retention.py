@@ -22,7 +22,7 @@ padding is exact: ``sum_j D_ij`` starts at a sample's first real position and, w
 ``is_causal``, ends at its last. Their state is a running mean; ours is the plain sum.
 
 Cost: O(T (H + C) Hv) time for chunks of C positions, twice that without ``is_causal``
-(`linear.decay`); O(H Hv) memory besides inputs and output. A stream holds one sum,
+(`linear.core`); O(H Hv) memory besides inputs and output. A stream holds one sum,
 rotated so that its next position is 0 (``S <- gamma e^(i theta) S + k v``), so it loses
 no precision however long it runs. Sums are float32 or wider.
 """
@@ -34,9 +34,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear import decay, rotary
+from lra_jax.attention.linear import core, decay, rotary
 from lra_jax.attention.linear.sums import Sums
 
 __all__ = [
@@ -64,7 +65,6 @@ def retention_slopes(num_heads: int) -> np.ndarray:
     return -np.log1p(-(2.0 ** (-5 - np.arange(num_heads))))
 
 
-@masking.guarded
 def retention_attention(
     query: jax.Array,
     key: jax.Array,
@@ -114,46 +114,51 @@ def retention_attention(
       True
     """
     inputs.check_keywords(retention_attention, flax, deterministic)
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.refuse_decoding(deterministic, query, key, "retention")
-    feature_maps.check_norm(norm)
-    rows = packed.packed(segment_ids, query, key)
-    mask = packed.shown(masking.padding_mask(mask, len(query), key.shape[1]), rows)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    rates = decay.checked_slopes(slopes, retention_slopes(query.shape[2]), dtype)
-    last = None if is_causal else _last(mask, rows, key.shape[1])
-    spread = decay.spread(rates, query.shape[1], _first(mask, rows), last)
-    turned = _prepared(query, key, mask, spread, rotate, dtype)
-    out = kernels.attended(
-        implementation,
-        *turned,
+    call = Call.of(
+        query,
+        key,
         value,
         mask,
         is_causal,
-        mechanism="decay",
-        refusal=decay.kernel_refusal(query, key, slopes),
-        feature_map="identity",
-        denominator="absolute",
-        eps=1.0,
+        segment_ids=segment_ids,
         chunking=chunking,
         precision=precision,
-        slopes=rates,
-        documents=packed.numbers(rows),
+        implementation=implementation,
     )
-    if out is None:
-        sums = decay.sums(
-            *turned,
-            value,
-            rates,
-            is_causal,
-            mask=mask,
-            resets=packed.resets(rows),
-            chunking=chunking,
-            precision=precision,
-        )
-        out = _bounded(*sums)
-    out = feature_maps.normalised(out, norm, (3,), eps)
-    return out.astype(query.dtype)
+    inputs.refuse_decoding(deterministic, query, key, "retention")
+    options = {"slopes": slopes, "rotate": rotate, "norm": norm, "eps": eps}
+    return _run(call, **options)[0]
+
+
+def _run(
+    call: Call,
+    *,
+    slopes: decay.Slopes | None,
+    rotate: bool,
+    norm: str | None,
+    eps: float,
+) -> tuple[jax.Array, RetentionState]:
+    feature_maps.check_norm(norm)
+    length, heads = call.query.shape[1:3]
+    rates = decay.checked_slopes(slopes, retention_slopes(heads), call.dtype)
+    first, last = _first(call), None if call.is_causal else _last(call)
+    spread = decay.spread(rates, length, first, last)
+    kernel = core.Kernel(
+        denominator="absolute",
+        eps=1.0,
+        slopes=rates,
+        refusal=decay.kernel_refusal(call, slopes),
+    )
+    turned = _rotate(call, spread, rotate)
+    out, sums = core.attend(turned, kernel, "retention", call.dtype)
+    out = call.finish(feature_maps.normalised(out, norm, (3,), eps))
+    state: Any = None
+    if call.streams:
+        ends = masking.next_position(call.mask, call.query.shape[0], length)
+        sums = _from_here(sums, call.mask, ends, length) if rotate else sums
+        # The last document's; padding after a document has the same number.
+        state = RetentionState(sums, ends - first[:, -1])
+    return out, state
 
 
 retention_weights = dense.weights_of(
@@ -161,125 +166,56 @@ retention_weights = dense.weights_of(
     "It leaves out the norm, which acts on the output.",
     fixed={"norm": None},
 )
-
-
-def retention_prefill(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    state: RetentionState | None = None,
-    segment_ids: jax.Array | None = None,
-    slopes: decay.Slopes | None = None,
-    rotate: bool = True,
-    norm: str | None = "layer",
-    eps: float = 1e-6,
-    chunking: engine.Chunking | None = None,
-    precision: jax.lax.PrecisionLike = None,
-) -> tuple[jax.Array, RetentionState]:
-    """Processes a whole prompt, or a later part of one, in one pass.
-
-    Options are those of `retention_attention`; the other arguments, the result and the
-    errors are those of `linear_prefill`. The next token follows each sample's last real
-    position; rows after it are undefined.
-    """
-    inputs.check_inputs(query, key, value, True)
-    feature_maps.check_norm(norm)
-    batch, length = query.shape[:2]
-    rows = packed.packed(segment_ids, query, key)
-    mask = packed.shown(masking.padding_mask(mask, batch, length), rows)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    before = None
-    if state is not None:
-        dtype, before = state.sums.total.dtype, state.position
-        inputs.check_shape("state", before, "B", batch)
-    first = _first(mask, rows, before)
-    rates = decay.checked_slopes(slopes, retention_slopes(query.shape[2]), dtype)
-    spread = decay.spread(rates, length, first, None)
-    turned = _prepared(query, key, mask, spread, rotate, dtype)
-    (numerator, denominator), sums = decay.prefill(
-        *turned,
-        value,
-        rates,
-        mask=mask,
-        resets=packed.resets(rows),
-        state=None if state is None else state.sums,
-        chunking=chunking,
-        precision=precision,
-    )
-    out = feature_maps.normalised(_bounded(numerator, denominator), norm, (3,), eps)
-    ends = masking.next_position(mask, batch, length)
-    if rotate:
-        sums = _from_here(sums, mask, ends, length)
-    # The last document's; padding after a document has the same number.
-    return out.astype(query.dtype), RetentionState(sums, ends - first[:, -1])
-
-
+retention_prefill = streams.make_prefill(retention_attention, _run, RetentionState)
 retention_init = streams.make_init(retention_prefill)
 retention_step = streams.make_step(retention_prefill)
 
 
-def _prepared(
-    query: jax.Array,
-    key: jax.Array,
-    mask: jax.Array | None,
-    spread: jax.Array,
-    rotate: bool,
-    dtype: jnp.dtype,
-) -> tuple[jax.Array, jax.Array]:
+def _rotate(call: Call, spread: jax.Array, rotate: bool) -> Call:
     """Queries divided by ``sqrt(H sum_j D_ij)`` and keys, both rotated.
 
     ``spread`` is ``sum_j D_ij``, `[B or 1, N, T]`.
     """
-    length, head_dim = query.shape[1], query.shape[3]
+    length, head_dim = call.query.shape[1], call.query.shape[3]
     inputs.check_flag("rotate", rotate)
+    query = call.query.astype(call.dtype)
+    key = masking.hide(call.key, call.mask).astype(call.dtype)
     if rotate:
         rotary.check_width(head_dim)
-    query = query.astype(dtype)
-    key = masking.hide(key, mask).astype(dtype)
-    if rotate:
-        cos, sin = rotary.tables(max(length, key.shape[1]), head_dim, dtype)
+        cos, sin = rotary.tables(max(length, key.shape[1]), head_dim, call.dtype)
         query, key = (
             rotary.turned(x, (cos[None, :size, None], sin[None, :size, None]))
             for x, size in ((query, length), (key, key.shape[1]))
         )
     factors = jax.lax.rsqrt(head_dim * jnp.swapaxes(spread, 1, 2))
-    return query * factors[..., None], key
+    return call.replace(query=query * factors[..., None], key=key)
 
 
-def _first(
-    mask: jax.Array | None,
-    rows: packed.Packed | None,
-    before: jax.Array | None = None,
-) -> jax.Array:
+def _first(call: Call) -> jax.Array:
     """`[B or 1, T or 1]`: the first real position of each sample or document.
 
-    It is negative if it lies in an earlier part, of length ``before``, `[B]`.
+    It is negative if it lies in an earlier part of the stream.
     """
     first = jnp.zeros((1, 1), jnp.int32)
-    if rows is not None:
-        first = rows.ends(mask)[0]
-    elif mask is not None:
-        first = jnp.argmax(mask, 1).astype(jnp.int32)[:, None]
-    if before is None:
+    if call.rows is not None:
+        first = call.rows.ends(call.mask)[0]
+    elif call.mask is not None:
+        first = jnp.argmax(call.mask, 1).astype(jnp.int32)[:, None]
+    if call.state is None:
         return first
+    before = call.state.position
+    inputs.check_shape("state", before, "B", call.query.shape[0])
     goes_on = (before > 0)[:, None]
-    if rows is not None:
-        goes_on &= rows.number <= 1
+    if call.rows is not None:
+        goes_on &= call.rows.number <= 1
     return jnp.where(goes_on, -before[:, None], first)
 
 
-def _last(mask: jax.Array | None, rows: packed.Packed | None, length: int) -> jax.Array:
+def _last(call: Call) -> jax.Array:
     """`[B or 1, T or 1]`: the last real position of each sample or document."""
-    if rows is not None:
-        return rows.ends(mask)[1]
-    return masking.next_position(mask, 1, length)[:, None] - 1
-
-
-def _bounded(scores: jax.Array, sums: jax.Array) -> jax.Array:
-    bounded = feature_maps.at_least(jnp.abs(sums), 1.0)
-    return feature_maps.quotient(scores, bounded[..., None])
+    if call.rows is not None:
+        return call.rows.ends(call.mask)[1]
+    return masking.next_position(call.mask, 1, call.key.shape[1])[:, None] - 1
 
 
 def _from_here(

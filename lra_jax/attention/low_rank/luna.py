@@ -28,9 +28,10 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, masking
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import engine
 from lra_jax.attention.in_turn import documents_in_turn
-from lra_jax.attention.linear.linear import causal_sums
+from lra_jax.attention.linear import core
 from lra_jax.errors import expected
 
 __all__ = ["luna_attention", "luna_packed", "luna_parameters", "luna_weights"]
@@ -207,10 +208,18 @@ def _causal(
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
     def run(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        options = feature_maps.Options("identity", query.dtype, precision)
-        sums = causal_sums(options, *arrays, chunking=chunking)
-        return jnp.swapaxes(sums[0][0], 1, 2)
+        query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+        call = Call(
+            query=query,
+            key=key,
+            value=value,
+            is_causal=True,
+            dtype=query.dtype,
+            chunking=chunking,
+            precision=precision,
+            implementation="xla",
+        )
+        return jnp.swapaxes(core.attend(call, core.Kernel(), "luna")[0], 1, 2)
 
     phi = feature_maps.feature_map("elu")
     pack = masking.hide_by_head(

@@ -13,9 +13,10 @@ from typing import Any
 import jax
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, masking, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import engine
-from lra_jax.attention.recurrent import gated_delta
+from lra_jax.attention.recurrent import gated_delta, recurrence
 
 __all__ = [
     "DeltaState",
@@ -27,10 +28,10 @@ __all__ = [
 ]
 
 
-DeltaState = gated_delta.GatedDeltaState
+class DeltaState(recurrence.RecurrentState):
+    """Everything that the next position needs from the earlier ones."""
 
 
-@masking.guarded
 def delta_attention(
     query: jax.Array,
     key: jax.Array,
@@ -47,6 +48,7 @@ def delta_attention(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes the delta rule.
@@ -54,35 +56,36 @@ def delta_attention(
     This is `gated_delta.gated_delta_attention` without decay and gate, and has the same
     arguments, result and errors.
     """
-    inputs.check_keywords(delta_attention, flax)
-    return gated_delta.gated_delta_attention(
+    inputs.check_keywords(delta_attention, flax, deterministic)
+    inputs.refuse_without_gates(deterministic, "delta", beta)
+    call = Call.of(
         query,
         key,
         value,
         mask,
         is_causal,
         segment_ids=segment_ids,
+        chunking=chunking,
+        precision=precision,
+        implementation=implementation,
+    )
+    return _run(
+        call,
         beta=beta,
         beta_range=beta_range,
         feature_map=feature_map,
         norm=norm,
         eps=eps,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
+    )[0]
 
+
+_run = functools.partial(gated_delta.run, mechanism="delta", kind=DeltaState)
 
 delta_weights = dense.weights_of(
     delta_attention,
     "It leaves out the norm; entries may be negative.",
     fixed={"norm": None},
 )
-
-
-delta_prefill = streams.make_prefill(
-    delta_attention,
-    functools.partial(gated_delta.run, log_decay=None, gate=None),
-)
+delta_prefill = streams.make_prefill(delta_attention, _run, DeltaState)
 delta_init = streams.make_init(delta_prefill)
 delta_step = streams.make_step(delta_prefill, "beta")

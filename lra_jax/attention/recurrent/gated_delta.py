@@ -32,7 +32,8 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import decayed, so_far
@@ -49,13 +50,14 @@ __all__ = [
 ]
 
 
-GatedDeltaState = recurrence.RecurrentState
+class GatedDeltaState(recurrence.RecurrentState):
+    """Everything that the next position needs from the earlier ones."""
+
 
 # Added to the squares of queries and keys, whose length becomes one.
 _EPS = 1e-6
 
 
-@masking.guarded
 def gated_delta_attention(
     query: jax.Array,
     key: jax.Array,
@@ -74,6 +76,7 @@ def gated_delta_attention(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes the gated delta rule.
@@ -91,6 +94,7 @@ def gated_delta_attention(
       norm: "rms" or "layer", of each head of a position; None = no norm.
       eps: of the norm.
       implementation: as in `gla_attention`.
+      deterministic: from Flax's layers, which are refused unless they pass gates.
       chunking, precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -108,15 +112,21 @@ def gated_delta_attention(
       ... ).shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(gated_delta_attention, flax)
-    return run(
+    inputs.check_keywords(gated_delta_attention, flax, deterministic)
+    inputs.refuse_without_gates(deterministic, "gated_delta", beta, log_decay, gate)
+    call = Call.of(
         query,
         key,
         value,
         mask,
-        is_causal=is_causal,
-        state=None,
+        is_causal,
         segment_ids=segment_ids,
+        chunking=chunking,
+        precision=precision,
+        implementation=implementation,
+    )
+    return run(
+        call,
         beta=beta,
         beta_range=beta_range,
         log_decay=log_decay,
@@ -124,10 +134,49 @@ def gated_delta_attention(
         feature_map=feature_map,
         norm=norm,
         eps=eps,
-        chunking=chunking,
-        precision=precision,
-        by=implementation,
     )[0]
+
+
+def run(
+    call: Call,
+    *,
+    beta: jax.Array | None,
+    beta_range: float,
+    log_decay: jax.Array | None = None,
+    gate: jax.Array | None = None,
+    feature_map: feature_maps.FeatureMap,
+    norm: str | None,
+    eps: float,
+    mechanism: str = "gated_delta",
+    kind: type[recurrence.RecurrentState] = GatedDeltaState,
+) -> tuple[jax.Array, Any]:
+    """The rule with and without decay and gate."""
+    inputs.check_self(call.query, call.key, "delta-rule")
+    feature_maps.check_norm(norm)
+    inputs.check_number("beta_range", beta_range)
+    if beta_range > 2:
+        raise expected("beta_range", "a number in (0, 2]", beta_range)
+    recurrence.check_gate("beta", beta, call.query)
+    recurrence.check_gate("log_decay", log_decay, call.query)
+    query, key, phi = feature_maps.given(
+        call.query, call.key, feature_map, call.dtype, call.mask
+    )
+    call = call.replace(query=query, key=key)
+    # One head for all, of the value's sharding.
+    share = jnp.ones_like(call.value[:, :, :1, 0], call.dtype) if beta is None else beta
+    options = feature_maps.Options(phi, call.dtype, call.precision)
+    out, sums = recurrence.recur(
+        call,
+        engine.Form(_prepare, _segment, options),
+        log_decay=log_decay,
+        beta=share * beta_range,
+        mechanism=mechanism,
+        chunking=engine.Chunking(64, 64),
+        feature_map=phi,
+        eps=_EPS,
+    )
+    state = kind(sums, call.next_position) if call.streams else None
+    return recurrence.finish(call, out, gate, norm, eps), state
 
 
 gated_delta_weights = dense.weights_of(
@@ -136,62 +185,7 @@ gated_delta_weights = dense.weights_of(
     without=("gate",),
     fixed={"norm": None},
 )
-
-
-def run(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    *,
-    is_causal: bool,
-    state: GatedDeltaState | None,
-    segment_ids: jax.Array | None,
-    beta: jax.Array | None,
-    beta_range: float,
-    log_decay: jax.Array | None,
-    gate: jax.Array | None,
-    feature_map: feature_maps.FeatureMap,
-    norm: str | None,
-    eps: float,
-    chunking: engine.Chunking | None,
-    precision: jax.lax.PrecisionLike,
-    by: kernels.Implementation = "xla",
-) -> tuple[jax.Array, GatedDeltaState]:
-    """Both forms; if causal, by XLA, also the state after the last real position."""
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.check_self(query, key, "delta-rule")
-    feature_maps.check_norm(norm)
-    inputs.check_number("beta_range", beta_range)
-    if beta_range > 2:
-        raise expected("beta_range", "a number in (0, 2]", beta_range)
-    recurrence.check_gate("beta", beta, query)
-    recurrence.check_gate("log_decay", log_decay, query)
-    rows = packed.packed(segment_ids, query, key)
-    mask = masking.padding_mask(mask, query.shape[0], query.shape[1])
-    mask = packed.shown(mask, rows)
-    dtype, asked = recurrence.dtype_of(state, query, key, value), query
-    query, key, phi = feature_maps.given(query, key, feature_map, dtype, mask)
-    # One head for all, of the value's sharding.
-    share = jnp.ones_like(value[:, :, :1, 0], dtype) if beta is None else beta
-    options = feature_maps.Options(phi, dtype, precision)
-    out, state = recurrence.recur(
-        engine.Form(_prepared, _segment, options),
-        engine.Arrays(query, key, value, log_decay, share * beta_range),
-        is_causal=is_causal,
-        mask=mask,
-        rows=rows,
-        state=state,
-        chunking=chunking,
-        usual=engine.Chunking(64, 64),
-        by=by,
-        feature_map=phi,
-        length_eps=_EPS,
-    )
-    return recurrence.finished(out, gate, norm, eps, asked, mask), state
-
-
-gated_delta_prefill = streams.make_prefill(gated_delta_attention, run)
+gated_delta_prefill = streams.make_prefill(gated_delta_attention, run, GatedDeltaState)
 gated_delta_init = streams.make_init(gated_delta_prefill)
 gated_delta_step = streams.make_step(gated_delta_prefill, "beta", "log_decay", "gate")
 
@@ -206,18 +200,15 @@ class _Features(NamedTuple):
     beta: jax.Array  # [B, N, T]
 
 
-def _prepared(
-    options: feature_maps.Options,
-    arrays: engine.Arrays,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
+def _prepare(
+    options: feature_maps.Options, arrays: engine.Arrays, tables: engine.Tables
 ) -> _Features:
-    query, key, value = feature_maps.prepared(options, arrays, mask, query_mask)
+    query, key, value = feature_maps.prepared(options, arrays, tables)
     key, heads = feature_maps.unit(key, _EPS), query.shape[1]
     log_decay, beta = (
         jnp.zeros_like(key[..., 0])
         if x is None
-        else recurrence.gate_by_head(x, heads, mask, options.dtype)
+        else recurrence.gate_by_head(x, heads, tables.mask, options.dtype)
         for x in (arrays.log_decay, arrays.beta)
     )
     query = feature_maps.unit(query, _EPS)
@@ -229,7 +220,7 @@ def _segment(
     state: recurrence.Memory,
     features: _Features,
     _: None,
-    found: Documents | None = None,
+    packed_rows: Documents | None,
 ) -> tuple[jax.Array, recurrence.Memory]:
     """One segment of the delta rule, see `engine.Form`.
 
@@ -242,7 +233,7 @@ def _segment(
     query, key, value, log_decay, beta = features
     product = functools.partial(jnp.einsum, precision=options.precision)
     fade = fades.summed(log_decay, so_far)
-    seen = documents.visible(key.shape[3], found)
+    seen = documents.visible(key.shape[3], packed_rows)
     rows = fade.map(lambda x: x[..., None])
     columns = fade.map(lambda x: x[..., None, :])
     kept = decayed(rows.since(columns), seen)
@@ -251,11 +242,11 @@ def _segment(
     lower = product("bnpim,bnpjm->bnpij", key, key) * kept * beta[..., None]
     inverse = unit_inverse(jnp.tril(lower, -1), options.precision)
     own = product("bnpij,bnpjv->bnpiv", inverse, value * beta[..., None])
-    faded = documents.readers(key * (beta * until)[..., None], found)
+    faded = documents.readers(key * (beta * until)[..., None], packed_rows)
     past = product("bnpij,bnpjm->bnpim", inverse, faded)
     end = fade.map(lambda x: x[..., -1:])
-    key = documents.stayers(key * jnp.exp(end.since(fade))[..., None], found)
-    passed: Any = documents.decay(end.whole[..., 0], found, key.dtype)
+    key = documents.stayers(key * jnp.exp(end.since(fade))[..., None], packed_rows)
+    passed: Any = documents.decay(end.whole[..., 0], packed_rows, key.dtype)
     factor = jnp.exp(passed)[..., None, None]
 
     def step(state: jax.Array, chunk: tuple) -> tuple[jax.Array, jax.Array]:
@@ -268,7 +259,7 @@ def _segment(
     before = jnp.moveaxis(before, 0, 2)
     correction = own - product("bnpim,bnpmv->bnpiv", past, before)
     out = product("bnpij,bnpjv->bnpiv", scores, correction)
-    query = documents.readers(query * until[..., None], found)
+    query = documents.readers(query * until[..., None], packed_rows)
     out += product("bnpim,bnpmv->bnpiv", query, before)
     return out, recurrence.Memory(after)
 

@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import dense, feature_maps, inputs, masking, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hidden, prefix
@@ -41,10 +42,10 @@ __all__ = [
 ]
 
 
-GlaState = recurrence.RecurrentState
+class GlaState(recurrence.RecurrentState):
+    """Everything that the next position needs from the earlier ones."""
 
 
-@masking.guarded
 def gla_attention(
     query: jax.Array,
     key: jax.Array,
@@ -60,6 +61,7 @@ def gla_attention(
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes gated linear attention.
@@ -79,6 +81,7 @@ def gla_attention(
         kernels if the default device is a CPU, the inputs are float32, chunking is
         None and the call is large enough (docs/kernels.md). The kernels have first
         derivatives only.
+      deterministic: from Flax's layers, which are refused unless they pass gates.
       precision, **flax: as in `linear_attention`.
 
     Returns:
@@ -95,23 +98,44 @@ def gla_attention(
       >>> gla_attention(query, key, value, is_causal=True, log_decay=log_decay).shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(gla_attention, flax)
-    return _run(
+    inputs.check_keywords(gla_attention, flax, deterministic)
+    inputs.refuse_without_gates(deterministic, "gla", log_decay, gate)
+    call = Call.of(
         query,
         key,
         value,
         mask,
-        is_causal=is_causal,
-        state=None,
+        is_causal,
         segment_ids=segment_ids,
-        log_decay=log_decay,
-        gate=gate,
-        norm=norm,
-        eps=eps,
         chunking=chunking,
         precision=precision,
-        by=implementation,
-    )[0]
+        implementation=implementation,
+    )
+    return _run(call, log_decay=log_decay, gate=gate, norm=norm, eps=eps)[0]
+
+
+def _run(
+    call: Call,
+    *,
+    log_decay: jax.Array | None,
+    gate: jax.Array | None,
+    norm: str | None,
+    eps: float,
+) -> tuple[jax.Array, GlaState]:
+    inputs.check_self(call.query, call.key, "gla")
+    feature_maps.check_norm(norm)
+    width = call.query.shape[3]
+    recurrence.check_gate("log_decay", log_decay, call.query, width)
+    out, sums = recurrence.recur(
+        call,
+        engine.Form(_prepare, _segment, _Options(call.dtype, call.precision)),
+        log_decay=log_decay,
+        mechanism="gla",
+        # Short chunks, because pairs are computed for each column separately.
+        chunking=engine.Chunking(chunk=16),
+    )
+    state: Any = GlaState(sums, call.next_position) if call.streams else None
+    return recurrence.finish(call, out, gate, norm, eps), state
 
 
 gla_weights = dense.weights_of(
@@ -120,50 +144,7 @@ gla_weights = dense.weights_of(
     without=("gate",),
     fixed={"norm": None},
 )
-
-
-def _run(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    *,
-    is_causal: bool,
-    state: GlaState | None,
-    segment_ids: jax.Array | None,
-    log_decay: jax.Array | None,
-    gate: jax.Array | None,
-    norm: str | None,
-    eps: float,
-    chunking: engine.Chunking | None,
-    precision: jax.lax.PrecisionLike,
-    by: kernels.Implementation = "xla",
-) -> tuple[jax.Array, GlaState]:
-    """Both forms; if causal, by XLA, also the state after the last real position."""
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.check_self(query, key, "gla")
-    feature_maps.check_norm(norm)
-    recurrence.check_gate("log_decay", log_decay, query, query.shape[3])
-    rows = packed.packed(segment_ids, query, key)
-    mask = masking.padding_mask(mask, query.shape[0], query.shape[1])
-    mask = packed.shown(mask, rows)
-    dtype = recurrence.dtype_of(state, query, key, value)
-    out, state = recurrence.recur(
-        engine.Form(_prepared, _segment, _Options(dtype, precision)),
-        engine.Arrays(query, key, value, log_decay),
-        is_causal=is_causal,
-        mask=mask,
-        rows=rows,
-        state=state,
-        chunking=chunking,
-        # Short chunks, because pairs are computed for each column separately.
-        usual=engine.Chunking(chunk=16),
-        by=by,
-    )
-    return recurrence.finished(out, gate, norm, eps, query, mask), state
-
-
-gla_prefill = streams.make_prefill(gla_attention, _run)
+gla_prefill = streams.make_prefill(gla_attention, _run, GlaState)
 gla_init = streams.make_init(gla_prefill)
 gla_step = streams.make_step(gla_prefill, "log_decay", "gate")
 
@@ -173,16 +154,12 @@ class _Options(NamedTuple):
     precision: jax.lax.PrecisionLike
 
 
-def _prepared(
-    options: _Options,
-    arrays: engine.Arrays,
-    mask: jax.Array | None,
-    query_mask: jax.Array | None,
+def _prepare(
+    options: _Options, arrays: engine.Arrays, tables: engine.Tables
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Query, key, value and log(a), heads first, zero where hidden."""
-    del query_mask
     query, key, value, log_decay, _ = arrays
-    heads, dtype = query.shape[2], options.dtype
+    heads, dtype, mask = query.shape[2], options.dtype, tables.mask
     key = masking.by_head(key, heads, mask, dtype)
     if log_decay is None:
         fade = jnp.zeros_like(key)
@@ -198,20 +175,20 @@ def _segment(
     state: recurrence.Memory,
     features: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     _: None,
-    found: Documents | None = None,
+    rows: Documents | None,
 ) -> tuple[jax.Array, recurrence.Memory]:
     """One segment, see `engine.Form`."""
     query, key, value, log_decay = features
     product = functools.partial(jnp.einsum, precision=options.precision)
     scores, key = _within(query, key, log_decay)
-    scores = hidden(scores, documents.visible(scores.shape[-1], found))
-    key = documents.stayers(key, found)
+    scores = hidden(scores, documents.visible(scores.shape[-1], rows))
+    key = documents.stayers(key, rows)
     updates = recurrence.Memory(product("bnpjm,bnpjv->bnpmv", key, value))
     fade = jnp.cumsum(log_decay, 3)
-    passed = documents.decay(fade[..., -1, :], found, key.dtype)
+    passed = documents.decay(fade[..., -1, :], rows, key.dtype)
     before, after = prefix(state, updates, passed)
     out = product("bnpij,bnpjv->bnpiv", scores, value)
-    query = documents.readers(query * jnp.exp(fade), found)
+    query = documents.readers(query * jnp.exp(fade), rows)
     return out + product("bnpim,bnpmv->bnpiv", query, before.summary), after
 
 

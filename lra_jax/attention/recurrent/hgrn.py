@@ -53,6 +53,7 @@ import jax.numpy as jnp
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.recurrent.columns import scan_columns
 from lra_jax.errors import expected, known
@@ -72,8 +73,8 @@ __all__ = [
 _SCALES = ("tied", "unit")
 
 
-# Its summary is `[B, N, Hv]`.
-HgrnState = recurrence.RecurrentState
+class HgrnState(recurrence.RecurrentState):
+    """The last state of each head: its summary is `[B, N, Hv]`."""
 
 
 def hgrn_layout(
@@ -142,7 +143,6 @@ def hgrn_parameters(
     return {name: array.astype(dtype) for name, array in made.items()}
 
 
-@masking.guarded
 def hgrn_attention(
     query: jax.Array,
     key: jax.Array,
@@ -162,6 +162,7 @@ def hgrn_attention(
     segment_ids: jax.Array | None = None,
     precision: jax.lax.PrecisionLike = None,
     implementation: kernels.Implementation = "auto",
+    deterministic: bool | None = None,
     **flax: Any,
 ) -> jax.Array:
     """Computes the gated recurrence.
@@ -188,6 +189,7 @@ def hgrn_attention(
       precision: not used: there are no matrix products.
       implementation: as in `gla_attention`; there are kernels for real columns without
         a grid.
+      deterministic: from Flax's layers, which are refused unless they pass gates.
       **flax: as in `linear_attention`.
 
     Returns:
@@ -204,14 +206,19 @@ def hgrn_attention(
       >>> hgrn_attention(query, key, value, is_causal=True, log_decay=log_decay).shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(hgrn_attention, flax)
-    return _run(
+    inputs.check_keywords(hgrn_attention, flax, deterministic)
+    inputs.refuse_without_gates(deterministic, "hgrn", log_decay, gate)
+    call = Call.of(
         query,
         key,
         value,
         mask,
-        is_causal=is_causal,
-        state=None,
+        is_causal,
+        segment_ids=segment_ids,
+        implementation=implementation,
+    )
+    return _run(
+        call,
         log_decay=log_decay,
         gate=gate,
         lower_bound=lower_bound,
@@ -221,8 +228,6 @@ def hgrn_attention(
         norm=norm,
         eps=eps,
         grid=grid,
-        segment_ids=segment_ids,
-        by=implementation,
     )[0]
 
 
@@ -247,23 +252,9 @@ def _check_real(
             raise expected(name, wanted, "an array")
 
 
-hgrn_weights = dense.weights_of(
-    hgrn_attention,
-    "It leaves out the norm and the gate, and is that of a real column.",
-    without=("gate",),
-    fixed={"norm": None},
-    check=_check_real,
-)
-
-
 def _run(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
+    call: Call,
     *,
-    is_causal: bool,
-    state: HgrnState | None,
     log_decay: jax.Array | None,
     gate: jax.Array | None,
     lower_bound: jax.Array | None,
@@ -273,89 +264,79 @@ def _run(
     norm: str | None,
     eps: float,
     grid: inputs.Grid,
-    segment_ids: jax.Array | None,
-    by: kernels.Implementation = "xla",
 ) -> tuple[jax.Array, HgrnState]:
-    """Both forms; if causal, by XLA, also the state after the last real position."""
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.check_grid(grid, query, key, is_causal, segment_ids)
+    inputs.check_grid(grid, call.query, call.key, call.is_causal, call.rows)
     feature_maps.check_norm(norm)
     known("scale", scale, _SCALES)
-    _check_columns(query, key, value, log_decay, lower_bound, angle, rotation)
-    batch, length, heads = query.shape[:3]
-    documents = packed.packed(segment_ids, query, key)
-    mask = packed.shown(masking.padding_mask(mask, batch, length), documents)
-    dtype = inputs.accumulation_dtype(query, value)
-    values = inputs.match_heads(masking.hide(value, mask).astype(dtype), heads)
-    empty = jnp.zeros_like(values[:, 0])
-    before = None
-    if state is not None:
-        sums = streams.checked(state.sums, recurrence.Memory(empty))
-        empty, before = sums.summary, state.position
-        values = values.astype(empty.dtype)
-    position = packed.next_position(mask, documents, batch, length, before)
-    factors = jnp.ones(query.shape[:3], values.dtype)
+    _check_columns(call, log_decay, lower_bound, angle, rotation)
+    batch, length, heads = call.query.shape[:3]
+    value = masking.hide(call.value, call.mask).astype(call.dtype)
+    values = inputs.match_heads(value, heads)
+    start = recurrence.Memory(jnp.zeros_like(values[:, 0]))
+    start = streams.checked(call.sums, start).summary
+    factors = jnp.ones(call.query.shape[:3], values.dtype)
     if log_decay is not None:
-        factors, share = _faded(log_decay, heads, lower_bound, scale, mask, factors)
+        factors, share = _fade(log_decay, lower_bound, scale, call.mask, factors)
         values = values * share[..., None]
-    factors = _with_angles(factors, angle, rotation, mask)
+    factors = _with_angles(factors, angle, rotation, call.mask)
     turns = jnp.iscomplexobj(factors)
     if turns:
-        values, empty = _complex(values), _complex(empty)
+        values, start = _complex(values), _complex(start)
     refusal = _kernel_refusal(angle, rotation, grid)
-    target = kernels.choose(by, query, key, value, refusal=refusal, mechanism="scan")
-    out, last = _states(target, factors, values, empty, documents, is_causal, grid)
+    target = call.choose("hgrn", refusal=refusal)
+    if target is not None:
+        out, last = _scan_by_kernel(target, call, factors, values), start
+    elif grid is not None:
+        out, last = _scan_grid(factors, values, grid), start
+    else:
+        out, last = _scan(factors, values, start, call.rows, call.is_causal)
     if turns:
         out, last = _pairs(out), _pairs(last)
     # Over one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
     flat = feature_maps.normalised(out.reshape(batch, length, -1), norm, (2,), eps)
-    out = recurrence.gated(flat.reshape(*out.shape), gate, mask)
-    return out.astype(query.dtype), HgrnState(recurrence.Memory(last), position)
+    out = recurrence.apply_gate(flat.reshape(*out.shape), gate, call.mask)
+    state: Any = None
+    if call.streams:
+        state = HgrnState(recurrence.Memory(last), call.next_position)
+    return call.finish(out), state
 
 
-def _states(
-    target: kernels.Target | None,
-    factors: jax.Array,
-    values: jax.Array,
-    empty: jax.Array,
-    documents: packed.Packed | None,
-    is_causal: bool,
-    grid: inputs.Grid,
-) -> tuple[jax.Array, jax.Array]:
-    """The states at all positions, and if causal, by XLA, the last."""
-    if target is not None:
-        return _by_kernel(target, factors, values, documents, is_causal), empty
-    if grid is not None:
-        return _scanned_in_grid(factors, values, grid), empty
-    return _scanned(factors, values, empty, documents, is_causal)
+hgrn_weights = dense.weights_of(
+    hgrn_attention,
+    "It leaves out the norm and the gate, and is that of a real column.",
+    without=("gate",),
+    fixed={"norm": None},
+    check=_check_real,
+)
+hgrn_prefill = streams.make_prefill(hgrn_attention, _run, HgrnState)
+hgrn_init = streams.make_init(hgrn_prefill)
+hgrn_step = streams.make_step(hgrn_prefill, "log_decay", "gate", "rotation")
 
 
 def _check_columns(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    call: Call,
     log_decay: jax.Array | None,
     lower_bound: jax.Array | None,
     angle: jax.Array | None,
     rotation: jax.Array | None,
 ) -> None:
     """Raises ``ValueError`` unless decays, bounds and angles fit the columns."""
-    inputs.check_self(query, key, "hgrn")
-    recurrence.check_gate("log_decay", log_decay, query)
-    recurrence.check_gate("rotation", rotation, query)
-    batch, length, heads = query.shape[:3]
+    inputs.check_self(call.query, call.key, "hgrn")
+    recurrence.check_gate("log_decay", log_decay, call.query)
+    recurrence.check_gate("rotation", rotation, call.query)
+    batch, length, heads = call.query.shape[:3]
     if lower_bound is not None:
         inputs.check_array("lower_bound", lower_bound, "N", heads)
     if angle is not None:
         inputs.check_array("angle", angle, "N", heads)
     if angle is not None or rotation is not None:
-        inputs.check_shape("value", value, "B S N Hv", batch, length, None, 2)
+        inputs.check_shape("value", call.value, "B S N Hv", batch, length, None, 2)
 
 
-def _scanned(
+def _scan(
     factors: jax.Array,
     values: jax.Array,
-    empty: jax.Array,
+    start: jax.Array,
     documents: packed.Packed | None,
     is_causal: bool,
 ) -> tuple[jax.Array, jax.Array]:
@@ -365,76 +346,66 @@ def _scanned(
     if documents is not None:
         factors = _reset(factors, documents, half)
     if is_causal:
-        return scan_columns(factors, values, empty)
+        return scan_columns(factors, values, start)
     left, last = scan_columns(factors[:, :, :half], values[:, :, :half])
     right, _ = scan_columns(factors[:, :, half:], values[:, :, half:], reverse=True)
     return jnp.concatenate([left, right], 2), last
 
 
-def _by_kernel(
-    target: kernels.Target,
-    factors: jax.Array,
-    values: jax.Array,
-    documents: packed.Packed | None,
-    is_causal: bool,
+def _scan_by_kernel(
+    target: kernels.Target, call: Call, factors: jax.Array, values: jax.Array
 ) -> jax.Array:
-    """The outputs of `_scanned`."""
+    """The outputs of `_scan`."""
     batch, length, heads, width = values.shape
-    half = heads if is_causal else heads - heads // 2
-    if documents is not None:
-        factors = _reset(factors, documents, half)
+    half = heads if call.is_causal else heads - heads // 2
+    if call.rows is not None:
+        factors = _reset(factors, call.rows, half)
     if width > 1:
         factors = jnp.repeat(factors, width, 2)
     columns = values.reshape(batch, length, heads * width)
     return kernels.scan(target, factors, columns, half * width).reshape(values.shape)
 
 
-def _scanned_in_grid(
+def _scan_grid(
     factors: jax.Array, values: jax.Array, grid: tuple[int, int]
 ) -> jax.Array:
     """Outputs where half of the heads run along rows and half along columns."""
     rows, columns = grid
     heads = factors.shape[2]
     half = heads - heads // 2
-    across = _scanned_lines(factors[:, :, :half], values[:, :, :half], rows)
-    down = _scanned_lines(
-        _transposed(factors[:, :, half:], rows),
-        _transposed(values[:, :, half:], rows),
+    across = _scan_lines(factors[:, :, :half], values[:, :, :half], rows)
+    down = _scan_lines(
+        _transpose(factors[:, :, half:], rows),
+        _transpose(values[:, :, half:], rows),
         columns,
     )
-    return jnp.concatenate([across, _transposed(down, columns)], 2)
+    return jnp.concatenate([across, _transpose(down, columns)], 2)
 
 
-def _scanned_lines(factors: jax.Array, values: jax.Array, rows: int) -> jax.Array:
+def _scan_lines(factors: jax.Array, values: jax.Array, rows: int) -> jax.Array:
     """Outputs where every row of an image is a sequence, in both directions."""
     batch, length, heads, width = values.shape
     lines = batch * rows, length // rows, heads
     values = values.reshape(*lines, width)
-    out, _ = _scanned(factors.reshape(lines), values, values[:, 0], None, False)
+    out, _ = _scan(factors.reshape(lines), values, values[:, 0], None, False)
     return out.reshape(batch, length, heads, width)
 
 
-def _transposed(x: jax.Array, rows: int) -> jax.Array:
+def _transpose(x: jax.Array, rows: int) -> jax.Array:
     """Images `[B, T, ...]` read row by row, with their rows as columns."""
     images = x.reshape(x.shape[0], rows, x.shape[1] // rows, *x.shape[2:])
     return jnp.swapaxes(images, 1, 2).reshape(x.shape)
 
 
-hgrn_prefill = streams.make_prefill(hgrn_attention, _run)
-hgrn_init = streams.make_init(hgrn_prefill)
-hgrn_step = streams.make_step(hgrn_prefill, "log_decay", "gate", "rotation")
-
-
-def _faded(
+def _fade(
     log_decay: jax.Array,
-    heads: int,
     lower_bound: jax.Array | None,
     scale: str,
     mask: jax.Array | None,
     ones: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """The factors f and the shares of the values, `[B, T, N]`."""
-    wide = inputs.match_heads(log_decay[..., None], heads).astype(ones.dtype)
+    wide = inputs.match_heads(log_decay[..., None], ones.shape[2]).astype(ones.dtype)
     log_decay = masking.hide(wide, mask)[..., 0]
     # 1 - f by expm1, because time constants may be long.
     factors, fades = jnp.exp(log_decay), -jnp.expm1(log_decay)

@@ -16,13 +16,14 @@ these mechanisms need it for classification.
 Hidden positions do not change the state.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from lra_jax import kernels
-from lra_jax.attention import feature_maps, inputs, masking, packed, streams
+from lra_jax.attention import feature_maps, inputs, masking, streams
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal import engine
 from lra_jax.attention.causal.both_ends import from_both_ends
 
@@ -45,106 +46,75 @@ class RecurrentState(NamedTuple):
 
 
 def recur(
+    call: Call,
     form: engine.Form,
-    arrays: engine.Arrays,
     *,
-    is_causal: bool,
-    mask: jax.Array | None,
-    rows: packed.Packed | None,
-    state: RecurrentState | None,
-    chunking: engine.Chunking | None,
-    usual: engine.Chunking,
-    by: kernels.Implementation,
+    log_decay: jax.Array | None = None,
+    beta: jax.Array | None = None,
+    mechanism: str,
+    chunking: engine.Chunking,
     feature_map: str | None = None,
-    length_eps: float = 0.0,
-) -> tuple[jax.Array, RecurrentState]:
+    eps: float = 0.0,
+) -> tuple[jax.Array, Memory]:
     """Runs a recurrence over a sequence, or from both ends.
 
     Args:
-      form: the mechanism; its options give the dtype.
-      arrays: as passed by the caller, `[B, T, ...]`.
-      is_causal: position i reads positions 0..i only.
-      mask: the real positions, `[B, T]`, in packed rows without the documents'
-        padding; None = all.
-      rows: where packed documents are; None = one per row.
-      state: the state so far; None = a new stream.
-      chunking: how the caller cuts the sequence; None = as usual.
-      usual: how it is cut otherwise.
-      by: the attention's ``implementation``, see `kernels.choose`. Prefills, which
-        need the state, leave it at "xla" and do not offer it.
+      call: the arguments.
+      form: the mechanism.
+      log_decay: as passed by the caller.
+      beta: likewise.
+      mechanism: its name in the registry.
+      chunking: how the sequence is cut if the caller does not say.
       feature_map: phi of queries and keys that are divided by their length; None =
         neither.
-      length_eps: added to the square of the length.
+      eps: added to the square of the length.
 
     Returns:
-      `[B, T, N, Hv]` in the dtype of the options, and the state after the last real
-      position, which without ``is_causal``, or from kernels, has no meaning.
+      `[B, T, N, Hv]` in the dtype of the sums; and if causal, by XLA, the sums after
+      the last real position, otherwise None.
 
     Raises:
       ValueError: the state does not fit, or there are no such kernels.
     """
-    batch, length, _, width = arrays.query.shape
-    options: Any = form.options
-    zeros = engine.nothing(arrays, options.dtype)[..., None, None]
-    empty = jnp.zeros((1, 1, width, arrays.value.shape[-1]), options.dtype)
-    start = Memory(zeros + empty)
-    before = None if state is None else state.position
-    position = packed.next_position(mask, rows, batch, length, before)
-    target = kernels.choose(
-        by,
-        *arrays[:3],
-        chunking=chunking,
-        mechanism="recurrent",
-        is_causal=is_causal,
-        packed=rows is not None,
-    )
+    target = call.choose(mechanism)
     if target is not None:
-        whole = _by_kernels(
-            target, arrays, is_causal, mask, rows, feature_map, length_eps
+        out = kernels.attend_recurrent(
+            target,
+            _kernel_inputs(call, log_decay, beta),
+            is_causal=call.is_causal,
+            feature_map=feature_map and feature_maps.for_kernels(feature_map),
+            eps=eps,
         )
-        return whole, RecurrentState(start, position)
-    rest: dict[str, Any] = {
-        "mask": mask,
-        "resets": packed.resets(rows),
-        "chunking": chunking or usual,
-        "dtype": options.dtype,
-    }
-    if not is_causal:
-        until, after = from_both_ends(form, start, arrays, **rest)
-        return until + after, RecurrentState(start, position)
-    if state is not None:
-        start = streams.checked(state.sums, start)
-    out, sums = engine.run(form, start, arrays, **rest)
-    return out, RecurrentState(sums, position)
+        return out, cast(Any, None)
+    arrays = call.arrays._replace(log_decay=log_decay, beta=beta)
+    zeros = engine.nothing(arrays, call.dtype)[..., None, None]
+    shape = 1, 1, call.query.shape[-1], call.value.shape[-1]
+    start = Memory(zeros + jnp.zeros(shape, call.dtype))
+    rest: dict[str, Any] = {"chunking": call.chunking or chunking, "dtype": call.dtype}
+    if not call.is_causal:
+        until, after = from_both_ends(form, start, arrays, call.tables(), **rest)
+        return until + after, cast(Any, None)
+    start = streams.checked(call.sums, start)
+    out, sums = engine.run(form, start, arrays, call.tables(), **rest)
+    return out, sums
 
 
-def _by_kernels(
-    target: kernels.Target,
-    arrays: engine.Arrays,
-    is_causal: bool,
-    mask: jax.Array | None,
-    rows: packed.Packed | None,
-    feature_map: str | None,
-    length_eps: float,
-) -> jax.Array:
-    """The outputs of `recur`, from no earlier state."""
-    query, key, value, decay, share = arrays
-    heads, dtype = query.shape[2], query.dtype
-    if decay is not None and share is None:
-        decay = inputs.match_heads(masking.hide(decay.astype(dtype), mask), heads)
-    elif decay is not None:
-        decay = _numbers(decay, heads, mask, dtype)
-    return kernels.attend_recurrent(
-        target,
-        query,
-        masking.hide(key, mask),
-        masking.hide(value, mask),
-        is_causal,
-        decay,
-        None if share is None else _numbers(share, heads, mask, dtype),
-        packed.numbers(rows),
-        None if feature_map is None else feature_maps.for_kernels(feature_map),
-        length_eps,
+def _kernel_inputs(
+    call: Call, log_decay: jax.Array | None, beta: jax.Array | None
+) -> kernels.Inputs:
+    """The arrays for kernels, zero where hidden."""
+    heads, dtype, mask = call.query.shape[2], call.query.dtype, call.mask
+    if log_decay is not None and beta is None:
+        log_decay = masking.hide(log_decay.astype(dtype), mask)
+        log_decay = inputs.match_heads(log_decay, heads)
+    elif log_decay is not None:
+        log_decay = _numbers(log_decay, heads, mask, dtype)
+    return call.kernel_inputs._replace(
+        key=masking.hide(call.key, mask),
+        value=masking.hide(call.value, mask),
+        mask=None,
+        log_decay=log_decay,
+        beta=None if beta is None else _numbers(beta, heads, mask, dtype),
     )
 
 
@@ -180,20 +150,17 @@ def _numbers(
     return inputs.match_heads(hidden, num_heads)[..., 0]
 
 
-def finished(
-    out: jax.Array,
-    gate: jax.Array | None,
-    norm: str | None,
-    eps: float,
-    query: jax.Array,
-    mask: jax.Array | None,
+def finish(
+    call: Call, out: jax.Array, gate: jax.Array | None, norm: str | None, eps: float
 ) -> jax.Array:
-    """Applies norm and gate to `[B, T, N, Hv]`; returns the query's dtype."""
+    """Applies norm and gate to `[B, T, N, Hv]`."""
     out = feature_maps.normalised(out, norm, (3,), eps)
-    return gated(out, gate, mask).astype(query.dtype)
+    return call.finish(apply_gate(out, gate, call.mask))
 
 
-def gated(out: jax.Array, gate: jax.Array | None, mask: jax.Array | None) -> jax.Array:
+def apply_gate(
+    out: jax.Array, gate: jax.Array | None, mask: jax.Array | None
+) -> jax.Array:
     """``gate * out``, `[B, T, N, Hv]`; zero where hidden.
 
     Raises:
@@ -203,10 +170,3 @@ def gated(out: jax.Array, gate: jax.Array | None, mask: jax.Array | None) -> jax
         return out
     inputs.check_shape("gate", gate, "B T N Hv", *out.shape)
     return out * masking.hide(gate, mask).astype(out.dtype)
-
-
-def dtype_of(state: RecurrentState | None, *arrays: jax.Array) -> jnp.dtype:
-    """The dtype of the given state, or of one for these arrays."""
-    if state is not None:
-        return state.sums.summary.dtype
-    return inputs.accumulation_dtype(*arrays)

@@ -86,7 +86,7 @@ class Slice(Packed):
 
 
 def sums_before(
-    sums: Callable[[jax.Array | None], Any], rows: Slice | None, axis: str
+    sums: Callable[[jax.Array | None], Any], rows: Packed | None, axis: str
 ) -> Any:
     """The sums on earlier devices that a device's first document continues.
 
@@ -95,7 +95,10 @@ def sums_before(
       rows: where documents are; None = one per row.
       axis: the mesh axis that the positions are split over.
     """
-    return exchange.before(sums(None), axis) if rows is None else rows.around(sums)[0]
+    if rows is None:
+        return exchange.before(sums(None), axis)
+    around: Any = rows.around(sums)
+    return around[0]
 
 
 def sliced(segment_ids: jax.Array | None, axis: str) -> Slice | None:

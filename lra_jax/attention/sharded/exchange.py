@@ -1,7 +1,8 @@
 """Sums over positions, exchanged between devices that each hold part of a sequence.
 
 The sums are trees of float arrays of one dtype, and their size must not depend on the
-length. Each takes one all-gather, and one reduce-scatter in the gradient.
+length. `total` takes one all-reduce, and one in the gradient; the others an all-gather,
+and a reduce-scatter in the gradient.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ def total(own: Any, axis: str | None) -> Any:
     if axis is None:
         return own
     row, tree_of = ravel_pytree(own)
-    return tree_of(jax.lax.all_gather(row, axis).sum(0))
+    return tree_of(jax.lax.psum(row, axis))
 
 
 def before(own: Any, axis: str) -> Any:

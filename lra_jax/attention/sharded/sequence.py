@@ -101,18 +101,13 @@ def sequence_parallel(
             masking.padding_mask(query_mask, batch, length, "query_mask"),
         )
         packed.packed(segment_ids, query, key)
-        # As in the whole form (`masking.guarded`); a query mask does the same.
-        hidden = segment_ids if masks[0] is None else masks[0]
-        hidden = None if "query_mask" in (known or ()) else hidden
-        query, whole = masking.hide_broken(query, hidden)
         spec = P(batch_axis, axis)
-        out = jax.shard_map(
+        return jax.shard_map(
             functools.partial(local, axis=axis, is_causal=is_causal, **options),
             mesh=mesh,
             in_specs=spec,
             out_specs=spec,
         )(query, key, value, *masks, segment_ids)
-        return masking.broken_again(out, whole)
 
     return dataclasses.replace(found, function=attention)
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from lra_jax.attention import feature_maps
+from lra_jax.attention.call import Call
 from lra_jax.attention.causal.engine import Chunking, Cut
 from lra_jax.attention.causal.prefix import prefix
-from lra_jax.attention.linear import decay
-from lra_jax.attention.linear.linear import causal_sums
+from lra_jax.attention.linear import core
 from lra_jax.attention.linear.sums import Sums
 
 from ..mechanisms import assert_close, causal_formula, fast_jit
@@ -39,14 +38,12 @@ def _inputs(seed: int = 0) -> tuple[np.ndarray, ...]:
 def causal_linear(query, key, value, *, slopes=None, start=None, chunking):
     """Numerators, denominators and state of features with the heads first."""
     arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-    if slopes is None:
-        options = feature_maps.Options("identity", query.dtype)
-        sums, state = causal_sums(options, *arrays, state=start, chunking=chunking)
-    else:
-        slopes = jnp.asarray(slopes)
-        sums, state = decay.prefill(
-            *arrays, slopes, mask=None, state=start, chunking=chunking
-        )
+    call = Call.of(*arrays, is_causal=True, chunking=chunking)
+    if start is not None:
+        call = call.replace(state=core.LinearState(start, None))
+    rates = None if slopes is None else jnp.asarray(slopes)
+    form = core._Form.of(call, core.Kernel(slopes=rates))
+    sums, state = form.causal(form.sums_form, call.dtype)
     return *(jnp.swapaxes(x, 1, 2) for x in sums), state
 
 

@@ -171,6 +171,7 @@ def test_the_ablations_of_the_paper(name: str, is_causal: bool, reweight: bool) 
     @functools.partial(fast_jit, static_argnums=3)
     def both(q, k, v, mask):
         options = {"feature_map": name, "reweight": reweight, "is_causal": is_causal}
+        options["max_length"] = 7
         mask = np.array(mask)
         out = attention.cosformer_attention(q, k, v, mask, **options)
         return out, attention.cosformer_weights(q, k, mask, **options)

@@ -26,6 +26,9 @@ from ..mechanisms import (
 )
 
 CROSS = [name for name in NAMES if MECHANISMS[name].cross]
+# Mechanisms that need projections which Flax's layers do not have.
+GATED = ("gla", "delta", "gated_delta", "hgrn")
+UNGATED = [name for name in NAMES if name not in GATED]
 PADDING = np.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], bool)
 
 
@@ -38,7 +41,7 @@ def _x() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UNGATED)
 def test_nnx_attention(name: str) -> None:
     layer = nnx.MultiHeadAttention(
         num_heads=2,
@@ -73,7 +76,7 @@ def test_nnx_attention(name: str) -> None:
         assert_close(np.asarray(other)[PADDING], out[PADDING])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UNGATED)
 def test_nnx_attention_with_shared_key_heads(name: str) -> None:
     layer = nnx.MultiHeadAttention(
         num_heads=4,
@@ -84,6 +87,20 @@ def test_nnx_attention_with_shared_key_heads(name: str) -> None:
         rngs=nnx.Rngs(0),
     )
     assert jax.eval_shape(layer, jnp.asarray(_x())).shape == (2, 5, 8)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", GATED)
+def test_a_flax_layer_without_gates_is_refused(name: str, is_causal: bool) -> None:
+    function = _function(name)
+    function = attention.as_causal(function) if is_causal else function
+    options = {"num_heads": 2, "in_features": 8, "decode": False}
+    layer = nnx.MultiHeadAttention(**options, attention_fn=function, rngs=nnx.Rngs(0))
+    other = linen.MultiHeadDotProductAttention(num_heads=2, attention_fn=function)
+    with pytest.raises(ValueError, match=f"MultiHeadAttention.mechanism='{name}'"):
+        layer(_x())
+    with pytest.raises(ValueError, match=f"MultiHeadAttention.mechanism='{name}'"):
+        other.init(jax.random.key(0), _x())
 
 
 def test_nnx_with_softmax_is_flax_itself() -> None:
@@ -98,7 +115,7 @@ def test_nnx_with_softmax_is_flax_itself() -> None:
     assert_close(*call(_x()))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UNGATED)
 def test_linen_attention(name: str) -> None:
     layer = linen.MultiHeadDotProductAttention(
         num_heads=2, attention_fn=_function(name), dropout_rate=0.1

@@ -201,3 +201,16 @@ def test_states_travel(name: str) -> None:
     np.testing.assert_array_equal(out, wanted)
     shapes = jax.eval_shape(lambda: init(name, 3, *arrays[0].shape[2:]))
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, state)
+
+
+@pytest.mark.parametrize("other", LINEAR_STREAMS)
+@pytest.mark.parametrize("name", LINEAR_STREAMS)
+def test_a_state_of_another_mechanism_is_refused(name: str, other: str) -> None:
+    """Also where the shapes agree."""
+    arrays = inputs(1)
+    state = init(other, *arrays[0].shape[:1], *arrays[0].shape[2:])
+    if name == other:
+        halves = jax.tree.map(lambda x: x.astype("bfloat16"), state.sums)
+        state = state._replace(sums=halves)
+    one = [x[:, 0] for x in arrays]
+    assert_rejects(lambda: one_step(name)(state, *one), "state: expected")

@@ -37,12 +37,16 @@ def test_documents_over_the_edges_of_devices(measured, case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES[:4])
-def test_one_all_gather_forward_and_one_reduce_scatter_backward(measured, case) -> None:
+def test_one_exchange_forward_and_one_backward(measured, case) -> None:
     """Of N M (Hv + 1) numbers a sample, from each of four devices, at any length."""
     size = 2 * (8 if "cosformer" in case else 4) * 5
+    exchanges = [["all-reduce", size], ["all-reduce", size]]
+    if "causal" in case:
+        exchanges = [["all-gather", 4 * size], ["reduce-scatter", size]]
     for length in ("32", "64"):
         found = measured["attention"][case][length]["collectives"]
-        assert found == [["all-gather", 4 * size], ["reduce-scatter", size]]
+        # cosFormer's M, from the mask, is one integer.
+        assert [x for x in found if x[1] > 1] == exchanges
 
 
 def test_what_flow_exchanges_does_not_depend_on_the_length(measured) -> None:
@@ -69,12 +73,8 @@ def test_a_training_step_holds_and_sends_its_share(measured) -> None:
     assert training["sequence, longer"]["tokens_on_a_device"] == [4, 64]
     short, long = (training[x] for x in ("sequence", "sequence, longer"))
     assert short["collectives"] == long["collectives"]
-    assert {name for name, _ in long["collectives"]} == {
-        "all-gather",
-        "reduce-scatter",
-        "all-reduce",  # of the gradients and the metrics
-    }
-    assert {name for name, _ in training["data"]["collectives"]} == {"all-reduce"}
+    for split in (long, training["data"]):
+        assert {name for name, _ in split["collectives"]} == {"all-reduce"}
     # A device needs an eighth of what one alone needs, and the states.
     alone = training["one device, longer"]["temporary_bytes"]
     assert long["temporary_bytes"] < alone / 4
