@@ -18,6 +18,7 @@ from lra_jax import cli, progress, runtime, signals
 from lra_jax.errors import (
     Count,
     InputError,
+    Name,
     Range,
     Size,
     check_types,
@@ -33,7 +34,7 @@ PROG = "python -m lra_jax.analyze"
 class RankCollapse:
     """How fast tokens become equal, with and without skips and MLPs."""
 
-    out: str = "analysis/rank-collapse"
+    out: Name = "analysis/rank-collapse"
     """Folder for the page, the pictures and their data."""
     network: str = "bert,albert,xlnet"
     """Networks at initialisation, one panel each; the first is also drawn with every
@@ -70,7 +71,7 @@ class RankCollapse:
 class Paths:
     """Which paths through a network do the work, and how a circle contracts."""
 
-    out: str = "analysis/paths"
+    out: Name = "analysis/paths"
     """Folder for the page, the pictures and their data."""
     experiment: str = "sorting,convex-hull,memorisation,circle"
     """Experiments to run."""
@@ -89,7 +90,7 @@ class Paths:
 class Spectrum:
     """How much of an attention matrix lies in a few singular values."""
 
-    out: str = "analysis/spectrum"
+    out: Name = "analysis/spectrum"
     """Folder for the page, the pictures and their data."""
     workdir: str | None = None
     """A run directory: its model on its own data."""
@@ -116,7 +117,7 @@ class Maps:
 
     workdir: str
     """A run directory."""
-    out: str = "analysis/maps"
+    out: Name = "analysis/maps"
     """Folder for the page, the pictures and their data."""
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
@@ -178,11 +179,9 @@ def run(settings: Any, typed: str = "") -> Path:
         "device": describe_devices(),
         "versions": versions(),
     }
-    if not settings.out:
-        raise expected("--out", "a folder", repr(settings.out))
+    check_types(settings, "--")
     page = Page(command.title, settings.out, made_by)
     try:
-        check_types(settings, "--")
         with charts.style():
             for section in command.sections(settings):
                 page.add(section)

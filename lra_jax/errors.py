@@ -122,12 +122,13 @@ def check_types(settings: Any, prefix: str = "") -> None:
             wanted = f"a number of at most {_LARGEST}"
             raise expected(f"{prefix}{name}", wanted, f"{value}"[:60])
         if name in ranges and value is not None and value not in ranges[name]:
-            raise expected(f"{prefix}{name}", ranges[name].words, value)
+            raise expected(f"{prefix}{name}", ranges[name].words, f"{value!r}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may have, as a part of its type: `Size`, `Rate`.
+    """The numbers that a setting may have, as a part of its type: `Size`, `Rate`; for a
+    text, its lengths.
 
     Attributes:
       words: what the error says is expected.
@@ -141,8 +142,9 @@ class Range:
     above: float = -math.inf
     below: float = math.inf
 
-    def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.most and self.above < value < self.below
+    def __contains__(self, value: float | str) -> bool:
+        size = len(value) if isinstance(value, str) else value
+        return self.least <= size <= self.most and self.above < size < self.below
 
 
 Size = Annotated[int, Range("a positive int", 1)]
@@ -150,6 +152,7 @@ Count = Annotated[int, Range("0 or a positive int")]
 Positive = Annotated[float, Range("a positive finite number", above=0)]
 NotNegative = Annotated[float, Range("0 or a positive finite number")]
 Rate = Annotated[float, Range("a number in [0, 1)", below=1)]
+Name = Annotated[str, Range("a name", 1)]
 
 
 def _ranges(kind: type) -> dict[str, Range]:
@@ -269,19 +272,3 @@ def a_thing(value: object) -> str:
     name = type(value).__name__
     an = name[0] in "aeioAEIO" or name.startswith("nd")  # An ndarray.
     return f"{'an' if an else 'a'} {name}"
-
-
-def positive(name: str, value: float) -> None:
-    """Raises ``ValueError`` unless a number is above 0 and finite."""
-    if not 0 < value < math.inf:
-        raise expected(name, f"a positive {_kind(value)}", value)
-
-
-def not_negative(name: str, value: float) -> None:
-    """Raises ``ValueError`` unless a number is 0, or positive and finite."""
-    if not 0 <= value < math.inf:
-        raise expected(name, f"0 or a positive {_kind(value)}", value)
-
-
-def _kind(value: float) -> str:
-    return "int" if isinstance(value, int) else "finite number"

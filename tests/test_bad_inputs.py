@@ -79,7 +79,7 @@ train --task=listop ~ did you mean 'listops'?
 train --task= ~ --task: expected one of
 train --preset=oficial ~ did you mean 'official'?
 train --preset= ~ --preset: expected one of
-train --workdir= ~ --workdir: expected a folder, got ''
+train --workdir= ~ --workdir: expected a name, got ''
 train --workdir=run[2] ~ --workdir: expected a path without *, ? and [
 train --data.dir=data[1] ~ --data.dir: expected a path without *, ? and [
 train --seed=-1 ~ --seed: expected 0 or a positive int, got -1
@@ -154,7 +154,7 @@ train --attention=test_bad_inputs:gives_a_mean ~ got (2, 2, 32)
 train --attention=test_bad_inputs:A_CLASS ~ to be a function, got an object
 train --attention=test_bad_inputs:Mine ~ to take (query, key, value, ...)
 train --attention=helpers:values_only --model.attention_options=x=1 ~ got 'x'
-train --data.min_length=0 ~ --data.min_length: expected an integer of at least 1
+train --data.min_length=0 ~ --data.min_length: expected a positive int
 train --data.min_length=5000 ~ --data.max_length: expected at least 5002
 train --data.max_depth=0 ~ --data.max_depth: expected
 train --data.max_args=0 ~ --data.max_args: expected
@@ -188,7 +188,7 @@ sweep --attention=flow --lr=1e-3,0.001 ~ sweep: expected values that differ
 sweep --attention=flow --task=text,text ~ sweep: expected values that differ
 sweep --attention=cosfomer ~ did you mean 'cosformer'?
 sweep --attention=softmax --seed=-3 ~ --seed: expected 0 or a positive
-sweep --attention=softmax --workdir= ~ --workdir: expected a folder
+sweep --attention=softmax --workdir= ~ --workdir: expected a name
 sweep --attention=flow --train.step=3 ~ did you mean '--train.steps'?
 sweep --attention=flow --task=listop ~ did you mean 'listops'?
 sweep --attention=os:system ~ attention: expected 'os:system' to take
@@ -236,7 +236,7 @@ analyze spectrum --attention=flow,flow ~ --attention: expected different names
 analyze paths --experiment=sort,sort ~ --experiment: expected different names
 analyze rank-collapse --attention=foo ~ --attention: expected one of
 analyze rank-collapse --attention= ~ --attention: expected names
-analyze rank-collapse --length=0 ~ --length: expected at least 2
+analyze rank-collapse --length=1 ~ --length: expected at least 2
 analyze rank-collapse --layers=0 ~ --layers: expected a positive int
 analyze rank-collapse --examples=0 ~ --examples: expected a positive int
 analyze rank-collapse --draws=0 ~ --draws: expected a positive int

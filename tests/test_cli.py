@@ -76,8 +76,8 @@ def outcome(capsys, *args: str, module=train) -> tuple[object, str, str]:
         ("--data.min-length=1999", ["min_length=1999"]),
         ("--data.buckets=abc", ["buckets: expected", "'abc'"]),
         ("--data.buckets=60,40", ["buckets: expected increasing", "'60,40'"]),
-        ("--data.path=", ["--data.path: expected a file or a folder, got ''"]),
-        ("--data.dir=", ["--data.dir: expected a folder, got ''"]),
+        ("--data.path=", ["--data.path: expected a name, got ''"]),
+        ("--data.dir=", ["--data.dir: expected a name, got ''"]),
         (
             "--attention=linformer --model.attention-options=features=0",
             ["features: expected a positive int, got 0"],

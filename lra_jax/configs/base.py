@@ -20,6 +20,7 @@ from lra_jax.configs import mechanisms
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import (
     Count,
+    Name,
     NotNegative,
     Positive,
     Range,
@@ -30,14 +31,12 @@ from lra_jax.errors import (
     drop_removed,
     expected,
     known,
-    not_negative,
-    positive,
     reason,
 )
 from lra_jax.models.settings import EncoderSettings, Interaction, Padding, Pooling
 
-# More than any machine has cores, so that a typo does not start a million.
-_MOST_PROCESSES = 4096
+# At most more than any machine has cores, so that a typo does not start a million.
+Processes = Annotated[int, Range("1 to 4096, or None", 1, 4096)]
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
 BestBy = Literal["accuracy", "loss"]
@@ -194,36 +193,33 @@ class DataConfig:
     def __post_init__(self) -> None:
         _spell_paths(self)
 
-    of_batches: ClassVar[tuple[str, ...]] = ("buckets", "packing")
+    batch_fields: ClassVar[tuple[str, ...]] = ("buckets", "packing")
     """The settings that do not change the set of examples."""
 
-    of_start: ClassVar[tuple[str, ...]] = ()
+    start_fields: ClassVar[tuple[str, ...]] = ()
     """The settings that change training, but not the examples."""
 
     @property
-    def of_reader(self) -> dict[str, Any]:
+    def reader_arguments(self) -> dict[str, Any]:
         """The settings of the task's reader, which decide on the examples."""
         names = {field.name for field in dataclasses.fields(self)}
-        return {name: getattr(self, name) for name in names - set(self.of_batches)}
+        return {name: getattr(self, name) for name in names - set(self.batch_fields)}
 
-    of_length: ClassVar[tuple[str, ...]] = ("max_length",)
+    length_fields: ClassVar[tuple[str, ...]] = ("max_length",)
     """The task's settings that limit the lengths of sequences."""
 
     def check(self) -> None:
-        """Refuses invalid settings; here, those that many tasks have.
+        """Refuses invalid settings; here, those of another type.
 
         Raises:
-          ValueError: with the flag, the expected value and the given one.
+          ValueError: with the flag, the expected value and that of the setting.
         """
-        for name, refuse in (("max_length", positive), ("seed", not_negative)):
-            given = getattr(self, name, None)
-            if given is not None:
-                refuse(f"--data.{name}", given)
+        check_types(self, "--data.")
 
     @property
     def longest(self) -> int | None:
         """The longest possible sequence; None for a task without such a setting."""
-        given = (getattr(self, name, None) for name in self.of_length)
+        given = (getattr(self, name, None) for name in self.length_fields)
         return max((length for length in given if length is not None), default=None)
 
     @property
@@ -264,19 +260,13 @@ class DataConfig:
 class StoredData(DataConfig):
     """Where data come from and how they are batched."""
 
-    dir: str | None = None
+    dir: Name | None = None
     """Folder of prepared data; by default that of tensorflow-datasets."""
-    path: str | None = None
+    path: Name | None = None
     """Original files: an archive or a folder, see docs/tasks.md. By default the archive
     is downloaded."""
 
-    of_batches: ClassVar[tuple[str, ...]] = ("dir", *DataConfig.of_batches)
-
-    def check(self) -> None:
-        """See the base class."""
-        super().check()
-        if self.dir == "":  # It would be the current one.
-            raise expected("--data.dir", "a folder", "''")
+    batch_fields: ClassVar[tuple[str, ...]] = ("dir", *DataConfig.batch_fields)
 
     @property
     def origin(self) -> str:
@@ -288,37 +278,30 @@ class StoredData(DataConfig):
 class GeneratedData(StoredData):
     """Where data come from, how many are generated and how they are batched."""
 
-    path: str | None = None
+    path: Name | None = None
     """Original files, see docs/tasks.md. By default the data are generated."""
-    seed: int = 0
+    seed: Count = 0
     """Seed of the generated data."""
-    processes: int | None = None
+    processes: Processes | None = None
     """Processes that generate data; by default one per core."""
-    num_train: int = 96_000
+    num_train: Size = 96_000
     """Generated training examples."""
-    num_valid: int = 2_000
+    num_valid: Size = 2_000
     """Generated validation examples."""
-    num_test: int = 2_000
+    num_test: Size = 2_000
     """Generated test examples."""
 
-    of_generator: ClassVar[tuple[str, ...]] = ("num_train", "num_valid", "num_test")
+    generator_fields: ClassVar[tuple[str, ...]] = ("num_train", "num_valid", "num_test")
     """The settings that files, which are read as they are, do not follow."""
 
     def check(self) -> None:
         """See the base class."""
         super().check()
-        for name in ("num_train", "num_valid", "num_test"):
-            positive(f"--data.{name}", getattr(self, name))
-        for name in self.of_generator if self.path is not None else ():
-            given, only = getattr(self, name), getattr(type(self), name)
-            if given != only:
-                wanted = (
-                    "no value with --data.path, whose examples are read as they are"
-                )
-                raise expected(f"--data.{name}", wanted, given)
-        if self.processes is not None and not 1 <= self.processes <= _MOST_PROCESSES:
-            wanted = f"1 to {_MOST_PROCESSES}, or None"
-            raise expected("--data.processes", wanted, self.processes)
+        for name in self.generator_fields if self.path is not None else ():
+            value = getattr(self, name)
+            if value != getattr(type(self), name):
+                reason = "with --data.path, whose examples are read as they are"
+                raise expected(f"--data.{name}", f"no value {reason}", value)
 
     @property
     def origin(self) -> str:
@@ -347,7 +330,7 @@ class Config:
     """Named set of defaults for the task; by default its first."""
     seed: Count = 0
     """Seed for initialisation, the order of examples and dropout."""
-    workdir: str | None = None
+    workdir: Name | None = None
     """Run directory; by default under runs/, named after the settings."""
     distributed: bool = False
     """Run as one of several processes, which are detected on a TPU pod, under SLURM or

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from lra_jax.configs import families, mlm
 from lra_jax.configs.base import StoredData
-from lra_jax.errors import expected
+from lra_jax.errors import Count, Name, Size
 
 RATES = {"tiny": (1e-4, 3e-4, 1e-3), "linformer": (1e-5, 3e-5, 5e-5)}
 
@@ -28,24 +28,18 @@ RATES = {"tiny": (1e-4, 3e-4, 1e-3), "linformer": (1e-5, 3e-5, 5e-5)}
 class FinetuneData(StoredData):
     """Which texts and labels, and which checkpoint."""
 
-    of_start: ClassVar[tuple[str, ...]] = ("checkpoint",)
+    start_fields: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
-    path: str | None = None
+    path: Name | None = None
     """A .tsv table with the columns text and label, or a folder of such tables, see
     docs/own_data.md; or the IMDb reviews, whose archive is downloaded by default."""
-    checkpoint: str | None = None
+    checkpoint: Name | None = None
     """A finished run of --task=mlm, or its model.safetensors; None = random weights."""
-    seed: int = 0
+    seed: Count = 0
     """Seed for choosing the examples held out for validation and, from a single table,
     for the test."""
-    max_length: int = 512
+    max_length: Size = 512
     """Texts are truncated to this many tokens."""
-
-    def check(self) -> None:
-        """See the base class."""
-        super().check()
-        if self.checkpoint == "":
-            raise expected("--data.checkpoint", "a run", "''")
 
 
 def _train(**settings):

@@ -59,27 +59,28 @@ from typing import Any, ClassVar
 
 from lra_jax.configs import families
 from lra_jax.configs.base import GeneratedData, ModelConfig, TrainConfig
+from lra_jax.errors import Size
 
 
 @dataclasses.dataclass(frozen=True)
 class ListOpsData(GeneratedData):
     """Where expressions come from, how many are generated and how they are batched."""
 
-    min_length: int = 500
+    min_length: Size = 500
     """Generated expressions are longer than this, in tokens."""
-    max_length: int = 2000
+    max_length: Size = 2000
     """Generated expressions are shorter than this, in tokens."""
-    max_depth: int = 10
+    max_depth: Size = 10
     """Maximum depth of an expression."""
-    max_args: int = 10
+    max_args: Size = 10
     """Maximum number of arguments of an operator."""
     permute: bool = False
     """Show the arguments of every operator in a new random order each time, in the
     training split only. The expressions' values do not change."""
 
-    of_batches: ClassVar[tuple[str, ...]] = (*GeneratedData.of_batches, "permute")
-    of_generator: ClassVar[tuple[str, ...]] = (
-        *GeneratedData.of_generator,
+    batch_fields: ClassVar[tuple[str, ...]] = (*GeneratedData.batch_fields, "permute")
+    generator_fields: ClassVar[tuple[str, ...]] = (
+        *GeneratedData.generator_fields,
         *("seed", "min_length", "max_depth", "max_args"),
     )
 

@@ -44,40 +44,28 @@ from typing import Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import DataConfig, TrainConfig
-from lra_jax.errors import expected, positive
+from lra_jax.errors import Name, Size
 
 
 @dataclasses.dataclass(frozen=True)
 class LmData(DataConfig):
     """Which text, and how it is arranged in rows."""
 
-    path: str | None = None
+    path: Name | None = None
     """A text file, a folder of text files, or WikiText's archive or folder; by default
     the source of Python's standard library. A folder is split by file, a single file
     into 94, 3 and 3 %."""
-    pattern: str = "*"
+    pattern: Name = "*"
     """Names of the files to read in a folder, as in `*.md`; hidden files are
     skipped."""
     tokenizer: Literal["bytes", "words", "bpe"] = "bytes"
     """bytes. words: separated by whitespace, and line ends. bpe: byte pairs learned on
     the training text."""
-    vocab_size: int = 8_192
+    vocab_size: Size = 8_192
     """Vocabulary size of bpe."""
-    max_length: int = 512
+    max_length: Size = 512
     """Tokens in a row. Longer documents are split; short ones share a row and do not
     attend to each other."""
-
-    def check(self) -> None:
-        """See the base class."""
-        super().check()
-        positive("--data.vocab_size", self.vocab_size)
-        for name in ("path", "pattern"):
-            if getattr(self, name) == "":
-                raise expected(f"--data.{name}", "a name", "''")
-        if self.tokenizer != "bpe" and self.vocab_size != LmData.vocab_size:
-            own = f"--data.tokenizer={self.tokenizer}, which has its own size"
-            wanted = f"no value with {own}"
-            raise expected("--data.vocab_size", wanted, self.vocab_size)
 
     @property
     def origin(self) -> str:

@@ -28,31 +28,32 @@ from typing import Any, ClassVar
 
 from lra_jax.configs import families, synthetic
 from lra_jax.configs.base import Config
+from lra_jax.errors import Size
 
 
 @dataclasses.dataclass(frozen=True)
 class MadData(synthetic.SyntheticData):
     """Settings of the generated sequences."""
 
-    num_train: int = 12_800
+    num_train: Size = 12_800
     """Training examples."""
-    num_test: int = 1_280
+    num_test: Size = 1_280
     """Test examples."""
-    vocab_size: int = 16
+    vocab_size: Size = 16
     """Number of tokens, including those with a special meaning."""
-    length: int = 128
+    length: Size = 128
     """Tokens in a sequence."""
 
-    of_length: ClassVar[tuple[str, ...]] = ("length",)
+    length_fields: ClassVar[tuple[str, ...]] = ("length",)
 
 
 @dataclasses.dataclass(frozen=True)
 class NoisyData(MadData):
     """Settings of the generated sequences."""
 
-    vocab_size: int = 32
+    vocab_size: Size = 32
     """Number of tokens, including noise."""
-    noise_vocab: int = 16
+    noise_vocab: Size = 16
     """Number of noise tokens."""
     noise: float = 0.2
     """Share of the pairs that are noise."""
@@ -62,7 +63,7 @@ class NoisyData(MadData):
 class FuzzyData(MadData):
     """Settings of the generated sequences."""
 
-    motif: int = 3
+    motif: Size = 3
     """Most tokens in a key or a value."""
 
 
@@ -70,7 +71,7 @@ class FuzzyData(MadData):
 class CopyData(MadData):
     """Settings of the generated sequences."""
 
-    copied: int = 16
+    copied: Size = 16
     """Tokens to copy."""
 
 

@@ -33,7 +33,7 @@ one rate.
 import dataclasses
 
 from lra_jax.configs import families, synthetic
-from lra_jax.errors import positive
+from lra_jax.errors import Positive, Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +44,14 @@ class MqarData(synthetic.DrawnData):
     """Training sequences: LENGTH/PAIRS:COUNT,..."""
     test: str = "64/4:400,64/8:400,64/16:400"
     """Test sequences, in the same form; validation has equally many of each kind."""
-    num_valid: int = 300
+    num_valid: Size = 300
     """Validation sequences, of all kinds together."""
-    vocab_size: int = 256
+    vocab_size: Size = 256
     """Number of tokens: the lower half are keys, the upper half values."""
-    power: float = 0.01
+    power: Positive = 0.01
     """A query comes i positions after the pairs with probability ~ i^(power - 1)."""
     noise: bool = False
     """Random tokens between the queries, instead of token 0."""
-
-    def check(self) -> None:
-        """See the base class."""
-        super().check()
-        for name in ("num_valid", "vocab_size", "power"):
-            positive(f"--data.{name}", getattr(self, name))
 
 
 OFFICIAL = MqarData(

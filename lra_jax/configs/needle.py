@@ -14,19 +14,20 @@ one rate.
 import dataclasses
 
 from lra_jax.configs import families, synthetic
+from lra_jax.errors import Size
 
 
 @dataclasses.dataclass(frozen=True)
 class NeedleData(synthetic.SyntheticData):
     """Settings of the generated sequences."""
 
-    num_test: int = 200
+    num_test: Size = 200
     """Test examples, in total and in each part."""
-    vocab_size: int = 16
+    vocab_size: Size = 16
     """Number of tokens; the last two mark the needle and ask for it."""
-    min_length: int = 32
+    min_length: Size = 32
     """Shortest sequence in training, validation and test."""
-    max_length: int = 128
+    max_length: Size = 128
     """Longest sequence in training, validation and test."""
     parts: str = "128,256,1024,4096"
     """Lengths that are tested separately."""

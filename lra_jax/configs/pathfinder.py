@@ -47,7 +47,7 @@ from typing import Any, ClassVar, Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import Config, GeneratedData, ModelConfig
-from lra_jax.errors import expected, not_negative
+from lra_jax.errors import Count, Size, expected
 
 _LEVELS = ("short", "easy", "intermediate", "hard")
 
@@ -56,40 +56,35 @@ _LEVELS = ("short", "easy", "intermediate", "hard")
 class PathfinderData(GeneratedData):
     """Where images come from, how many are generated and how they are batched."""
 
-    num_train: int = 160_000
+    num_train: Size = 160_000
     """Generated training images."""
-    num_valid: int = 20_000
+    num_valid: Size = 20_000
     """Generated validation images."""
-    num_test: int = 20_000
+    num_test: Size = 20_000
     """Generated test images."""
     level: Literal["short", "easy", "intermediate", "hard"] = "hard"
     """Paths of 3, 6, 9 or 14 dashes. LRA's results are for hard; short is ours."""
     levels: str = ""
     """Easier levels first: `easy:0.3,intermediate:0.5` trains on images of the level
     easy for 30 % of the steps, on intermediate ones up to 50 %, then on `level`."""
-    num_distractors: int | None = None
+    num_distractors: Count | None = None
     """Number of distractors in a generated image; by default LRA's."""
 
-    of_generator: ClassVar[tuple[str, ...]] = (
-        *GeneratedData.of_generator,
+    generator_fields: ClassVar[tuple[str, ...]] = (
+        *GeneratedData.generator_fields,
         "num_distractors",
     )
 
     def check(self) -> None:
         """See the base class."""
         super().check()
-        if self.num_distractors is not None:
-            not_negative("--data.num_distractors", self.num_distractors)
-        if self.path is not None and self.level == "short":
-            released = "easy, intermediate or hard with --data.path"
-            raise expected("--data.level", released, "'short', which is only generated")
         if self.levels:
             self._check_levels()
 
     @property
-    def of_reader(self) -> dict[str, Any]:
+    def reader_arguments(self) -> dict[str, Any]:
         """See the base class; the reader needs the names of the easier levels alone."""
-        settings = super().of_reader
+        settings = super().reader_arguments
         del settings["levels"]
         return settings | {"easier": tuple(name for name, _ in self._stages)}
 

@@ -29,13 +29,14 @@ import dataclasses
 
 from lra_jax.configs import families
 from lra_jax.configs.base import ModelConfig, StoredData
+from lra_jax.errors import Size
 
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalData(StoredData):
     """Where the papers come from and how they are batched."""
 
-    max_length: int = 4_000
+    max_length: Size = 4_000
     """Documents are truncated to this many bytes."""
 
 

@@ -27,24 +27,25 @@ from typing import ClassVar
 
 from lra_jax.configs import families, synthetic
 from lra_jax.configs.base import Config
+from lra_jax.errors import Size
 
 
 @dataclasses.dataclass(frozen=True)
 class StateData(synthetic.SyntheticData):
     """Settings of the generated sequences."""
 
-    min_length: int = 3
+    min_length: Size = 3
     """Shortest training sequence, including its answer."""
-    max_length: int = 40
+    max_length: Size = 40
     """Longest training sequence."""
-    test_min: int = 40
+    test_min: Size = 40
     """Shortest validation and test sequence."""
-    test_max: int = 128
+    test_max: Size = 128
     """Longest validation and test sequence."""
     parts: str = "20,40,64,96,128"
     """Lengths that are tested separately."""
 
-    of_length: ClassVar[tuple[str, ...]] = ("max_length", "test_max")
+    length_fields: ClassVar[tuple[str, ...]] = ("max_length", "test_max")
 
 
 STEPS = {

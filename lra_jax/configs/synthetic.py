@@ -11,14 +11,14 @@ import functools
 
 from lra_jax.configs import families
 from lra_jax.configs.base import DataConfig, TrainConfig
-from lra_jax.errors import positive
+from lra_jax.errors import Count, Size
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnData(DataConfig):
     """Examples that are generated anew from a seed, and kept in memory."""
 
-    seed: int = 0
+    seed: Count = 0
     """Seed of the examples."""
 
     @property
@@ -36,20 +36,12 @@ class DrawnData(DataConfig):
 class SyntheticData(DrawnData):
     """How many examples are generated, and of which kind."""
 
-    num_train: int = 20_000
+    num_train: Size = 20_000
     """Training examples."""
-    num_valid: int = 500
+    num_valid: Size = 500
     """Validation examples."""
-    num_test: int = 1_000
+    num_test: Size = 1_000
     """Test examples."""
-
-    def check(self) -> None:
-        """See the base class; the generators check combinations of settings."""
-        super().check()
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is int and field.name != "seed":
-                positive(f"--data.{field.name}", value)
 
 
 official_train = functools.partial(

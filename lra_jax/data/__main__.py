@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lra_jax import cli, progress, signals
 from lra_jax.attention import registry
 from lra_jax.configs import DataConfig
-from lra_jax.errors import expected, known, not_negative, positive, writable
+from lra_jax.errors import Count, Name, Size, check_types, expected, known, writable
 from lra_jax.files import expand_home
 from lra_jax.tasks import Task, get_task
 
@@ -60,6 +60,7 @@ class DataCommand:
         Raises:
           ValueError: with the flag, the expected value and the given one.
         """
+        check_types(self, "--")
         if ":" not in self.attention:  # A user's own has no data settings.
             registry.resolve(self.attention, "--attention")
         self.data.check()
@@ -71,11 +72,11 @@ class SampleCommand(DataCommand):
 
     split: Literal["train", "valid", "test"] = "train"
     """Split from which examples are drawn."""
-    count: int = 16
+    count: Size = 16
     """How many examples."""
-    seed: int = 0
+    seed: Count = 0
     """Which ones."""
-    out: str | None = None
+    out: Name | None = None
     """Images: the PNG to write; by default TASK-SPLIT.png in the current folder."""
 
     @property
@@ -86,8 +87,6 @@ class SampleCommand(DataCommand):
     def check(self) -> None:
         """See the base class."""
         super().check()
-        positive("--count", self.count)
-        not_negative("--seed", self.seed)
         if self.out is not None and get_task(self.task).image_shape is None:
             wanted = f"nothing for --task={self.task}, which has no images"
             raise expected("--out", wanted, repr(self.out))

@@ -93,7 +93,7 @@ def differing_starts(group: Group, groups: Sequence[Group]) -> list[str]:
 
     def starts(one: Group) -> dict[str, Any]:
         data = one.config.data
-        return {name: getattr(data, name) for name in data.of_start}
+        return {name: getattr(data, name) for name in data.start_fields}
 
     same = [one for one in groups if one.config.task == group.config.task]
     return _differences(starts(group), map(starts, same))
@@ -131,11 +131,11 @@ def _preset(group: Group) -> list[dict[str, Any]]:
 def _data_settings(group: Group) -> dict[str, Any]:
     """The settings that determine which examples there are."""
     config = group.config
-    of_batches = {f"data.{name}" for name in config.data.of_batches}
+    batch_fields = {f"data.{name}" for name in config.data.batch_fields}
     return {
         name: value
         for name, value in config.identity().items()
-        if name.startswith("data.") and name not in of_batches
+        if name.startswith("data.") and name not in batch_fields
     }
 
 

@@ -31,8 +31,6 @@ def check_config(config: Config, task: Task) -> None:
         got = type(config.data).__name__
         raise expected("--data", f"{task.data.__name__} for --task={task.name}", got)
     config.check_types()
-    if config.workdir == "":  # It would be the current folder.
-        raise expected("--workdir", "a folder", "''")
     config.data.check()
     parse_buckets(config.data.buckets)
     encoder_config(config, task.image_shape)

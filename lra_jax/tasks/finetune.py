@@ -1,7 +1,7 @@
 """Fine-tuning: classification of texts, from a masked language model."""
 
 from lra_jax.configs import finetune
-from lra_jax.tasks.task import Task, of_rates
+from lra_jax.tasks.task import Task, rate_sweeps
 
 TASK = Task(
     name="finetune",
@@ -11,5 +11,5 @@ TASK = Task(
     model="lra_jax.tasks.language:make_finetuned",
     can_pack=True,
     suite="language",
-    sweeps=of_rates(finetune.RATES),
+    sweeps=rate_sweeps(finetune.RATES),
 )

@@ -1,7 +1,7 @@
 """Language modelling: the next byte of a text."""
 
 from lra_jax.configs import lm
-from lra_jax.tasks.task import Task, of_rates
+from lra_jax.tasks.task import Task, rate_sweeps
 
 TASK = Task(
     name="lm",
@@ -15,5 +15,5 @@ TASK = Task(
     packs_rows=True,
     is_causal=True,
     suite="language",
-    sweeps=of_rates(lm.RATES),
+    sweeps=rate_sweeps(lm.RATES),
 )

@@ -49,7 +49,9 @@ def _task(name: str, **settings: Any) -> Task:
         reader_settings={"task": name},
         suite="mad",
         sweeps=rates,
-        is_official=lambda data, _: data.of_reader == mad.DATA[name].of_reader,
+        is_official=lambda data, _: (
+            data.reader_arguments == mad.DATA[name].reader_arguments
+        ),
         published=tuple(
             Published(model, accuracy, _SOURCE) for model, accuracy in rows
         ),

@@ -1,7 +1,7 @@
 """Masked language modelling: the masked bytes of a text."""
 
 from lra_jax.configs import lm, mlm
-from lra_jax.tasks.task import Task, of_rates
+from lra_jax.tasks.task import Task, rate_sweeps
 
 TASK = Task(
     name="mlm",
@@ -15,5 +15,5 @@ TASK = Task(
     per_position=True,
     packs_rows=True,
     suite="language",
-    sweeps=of_rates(mlm.RATES),
+    sweeps=rate_sweeps(mlm.RATES),
 )

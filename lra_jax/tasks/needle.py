@@ -1,7 +1,7 @@
 """The needle: one token to find in noise, in longer sequences than in training."""
 
 from lra_jax.configs import needle
-from lra_jax.tasks.task import of_rates, synthetic
+from lra_jax.tasks.task import rate_sweeps, synthetic
 
 TASK = synthetic(
     "needle",
@@ -9,7 +9,7 @@ TASK = synthetic(
     presets=needle.PRESETS,
     reader="lra_jax.data.suites.needle:prepare",
     suite="recall",
-    sweeps=of_rates(needle.RATES),
+    sweeps=rate_sweeps(needle.RATES),
     by_parts=True,
     chance=lambda data: 100 / (data.vocab_size - 2),
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 from lra_jax.configs import state
 from lra_jax.tasks.published import Published
-from lra_jax.tasks.task import Task, of_rates, synthetic
+from lra_jax.tasks.task import Task, rate_sweeps, synthetic
 
 _SOURCE = "Grazzi et al. 2024, arXiv:2411.12537, Table 3"
 
@@ -40,10 +40,10 @@ def _task(name: str, vocab_size: int, num_classes: int) -> Task:
         is_scaled=True,
         variants=dict.fromkeys(("delta", "gated_delta"), ("beta_range=2",))
         | {"hgrn": ("rotates=true",)},
-        sweeps=of_rates(state.RATES),
+        sweeps=rate_sweeps(state.RATES),
         chance=lambda data: chance,
         is_official=lambda data, _: (
-            data.of_reader == state.official_data(name).of_reader
+            data.reader_arguments == state.official_data(name).reader_arguments
         ),
         published=tuple(
             Published(model, chance + (100 - chance) * scaled, _SOURCE, attention)

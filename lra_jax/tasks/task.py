@@ -27,7 +27,7 @@ def has_sizes(dataset: "SequenceDataset", train: int, valid: int, test: int) -> 
     return sizes == {"train": train, "valid": valid, "test": test}
 
 
-def of_rates(
+def rate_sweeps(
     rates: Mapping[str, tuple[float, ...]],
 ) -> dict[str, dict[str, tuple[float, ...]]]:
     """The `Task.sweeps` of a protocol that tunes the learning rate, by preset."""
@@ -47,8 +47,8 @@ class Task:
       data: the dataclass of its ``--data.*`` settings.
       presets: ``(attention) -> Config``, with train, model and data, by name.
       reader: names ``(data_dir, **settings) -> SequenceDataset``, which makes or finds
-        the data; the settings are `of_reader` of `data`. There is no ``data_dir``
-        unless `data` is a `StoredData`.
+        the data; the settings are the `reader_arguments` of `data`. There is no
+        ``data_dir`` unless `data` is a `StoredData`.
       reader_settings: further settings of the reader, which are not flags.
       model: names ``(config, dataset, rngs) -> nnx.Module``.
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
@@ -135,7 +135,7 @@ class Task:
           ValueError: a setting is invalid, or a file is missing or malformed.
           OSError: the folder cannot be written, or its disk is full.
         """
-        settings = data.of_reader
+        settings = data.reader_arguments
         read = pkgutil.resolve_name(self.reader)
         place = {"data_dir": data.dir} if isinstance(data, StoredData) else {}
         try:
@@ -239,7 +239,7 @@ class Task:
 
         def settings(one: Config) -> tuple[Any, ...]:
             data: Any = one.data
-            lengths = [getattr(data, name, None) for name in data.of_length]
+            lengths = [getattr(data, name, None) for name in data.length_fields]
             return one.protocol(), lengths, data.shown
 
         return settings(config) == settings(official)

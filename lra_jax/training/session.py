@@ -168,7 +168,7 @@ class Session:
             raise expected("--workdir", wanted, got)
         fingerprint = self.dataset.fingerprint
         data = self.config.data
-        starts = [getattr(data, name) for name in data.of_start]
+        starts = [getattr(data, name) for name in data.start_fields]
         digests = [saved.read_digest(start) for start in starts if start is not None]
         workdirs.open_workdir(
             self.workdir, self.config, fingerprint, started_from=",".join(digests)

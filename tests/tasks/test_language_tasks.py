@@ -243,12 +243,8 @@ def test_a_model_without_a_stream_is_one_line(tmp_path, capsys):
         (["--attention=linformer"], ["mechanism", "causal form"]),
         (["--attention=helpers:values_only"], ["mechanism", "causal form"]),
         (["--model.is_causal=False"], ["--model.is_causal", "True for --task=lm"]),
-        (
-            ["--data.max_length=5000"],
-            ["--model.max_length: expected at least 5000"],
-        ),
+        (["--data.max_length=5000"], ["--model.max_length: expected at least 5000"]),
         (["--data.path="], ["--data.path", "got ''"]),
-        (["--data.vocab_size=300"], ["--data.vocab_size", "tokenizer=bytes", "300"]),
         (["--data.path=nowhere"], ["--data.path", "which does not exist"]),
         (["--data.pattern=*.md"], ["--data.pattern", "a folder of text files", "*.md"]),
         (["--train.seq_devices=2"], ["--train.seq_devices", "several labels"]),

@@ -141,7 +141,7 @@ def test_official_settings():
         ),
         (
             "--task=pathfinder --preset=modern --model.norm=group",
-            ["--model.norm: expected one of layer, instance, batch"],
+            ["invalid choice 'group' for argument '--model.norm'"],
         ),
     ],
 )
@@ -225,4 +225,4 @@ def test_no_short_images_were_released():
     data = {"level": "short", "path": "somewhere"}
     config = get_preset("pathfinder", "modern", "hgrn").replace(data=data)
     with pytest.raises(ValueError, match=r"--data\.level: expected .* got 'short'"):
-        get_task("pathfinder").check(config)
+        get_task("pathfinder").prepare(config.data)

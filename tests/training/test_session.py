@@ -217,7 +217,7 @@ def table(tmp_path_factory):
 
 
 def config_of(tmp_path, path, name="run"):
-    unread = {name: getattr(ListOpsData, name) for name in ListOpsData.of_generator}
+    unread = {name: getattr(ListOpsData, name) for name in ListOpsData.generator_fields}
     return helpers.tiny(
         tmp_path / "prepared",
         tmp_path / name,
