@@ -30,6 +30,8 @@ _TIMEOUT = 15
 _BLOCK = 1 << 20
 # More than any reader requests at once.
 _LARGEST = 64 << 20
+# Text becomes about four times as long when it is unpacked.
+_MOST_RATIO = 20
 
 _logger = logging.getLogger(__name__)
 
@@ -200,13 +202,25 @@ def extract(
                 ends = [end for end in missing if name.endswith(end)]
                 if ends:
                     with (unfinished / missing.pop(ends[0])).open("wb") as target:
-                        shutil.copyfileobj(content, target, _BLOCK)
+                        _unpack(content, target, most_unpacked(file))
         if missing:
             ends = f"members that end in {', '.join(missing)}"
             raise expected(str(file), ends, "none")
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def most_unpacked(file: pathlib.Path) -> int:
+    """The most bytes that a member of an archive may have: many more than text has."""
+    return max(_LARGEST, _MOST_RATIO * file.stat().st_size)
+
+
+def _unpack(content: IO[bytes], target: IO[bytes], most: int) -> None:
+    while block := content.read(_BLOCK):
+        if target.tell() + len(block) > most:
+            raise tarfile.ReadError(f"a member of more than {most:,} bytes")
+        target.write(block)
 
 
 def _download(archive: Archive, file: pathlib.Path) -> None:

@@ -323,13 +323,14 @@ def test_archives_that_do_not_hold_the_task(tmp_path, kind):
 LARGE = bytes(150 << 20)
 
 
-@pytest.mark.parametrize("kind", ["text", "image", "name"])
+@pytest.mark.parametrize("kind", ["text", "image", "name", "pairs"])
 def test_members_are_read_up_to_what_is_kept(tmp_path, kind):
     """An archive of 200 kB can hold one of any size."""
     module, files, name = {
         "text": (text, REVIEWS, "aclImdb/train/pos/0_0.txt"),
         "image": (image, IMAGES, BATCH),
         "name": (image, IMAGES, "long" * (20 << 20)),
+        "pairs": (retrieval, {}, "tsv_data/new_aan_pairs.train.tsv"),
     }[kind]
     content = b"" if kind == "name" else LARGE
     archive = originals.tar(tmp_path / "x.tar.gz", files | {name: content})

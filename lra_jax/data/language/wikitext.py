@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Container
 from pathlib import Path
 
-from lra_jax.data import checks
+from lra_jax.data import archives, checks
 from lra_jax.data.dataset import SPLITS
 from lra_jax.data.language import corpora
 from lra_jax.data.language.corpora import Corpus
@@ -23,9 +23,6 @@ from lra_jax.files import open_regular, read_bytes
 _FORMS = [
     {split: f"wiki.{split}.{form}" for split in SPLITS} for form in ("tokens", "raw")
 ]
-# A member may have this many bytes, or this many times those of the archive. Text
-# becomes about four times as long.
-_MOST_BYTES, _MOST_RATIO = 64 << 20, 20
 # A blank line, followed by a title of the first level.
 _TITLE = re.compile(rb"^ \r?\n(?= = [^=\n]+ = \r?\n)", re.MULTILINE)
 
@@ -65,7 +62,7 @@ def _place(root: Path) -> Path:
     Raises:
       ValueError: there are other texts too, or WikiText twice.
     """
-    places, archives, others = [], [], []
+    places, packed, others = [], [], []
     for folder, names in corpora.folders(root):
         if any(one in folder.parents for one in places):
             continue
@@ -73,9 +70,9 @@ def _place(root: Path) -> Path:
             places.append(folder)
             continue
         for name in names:
-            (archives if name.endswith(".zip") else others).append(folder / name)
+            (packed if name.endswith(".zip") else others).append(folder / name)
     if not places:
-        return archives[0] if len(archives) == 1 and not others else root
+        return packed[0] if len(packed) == 1 and not others else root
     if len(places) > 1 or others:
         beside = [*map(str, places[1:]), *(file.name for file in others)]
         got = f"{root}, which also has {', '.join(sorted(beside)[:3])}"
@@ -114,7 +111,7 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
             if missing:
                 got = f"{archive}, without {missing[0]}"
                 raise expected("--data.path", "an archive of WikiText", got)
-            most = max(_MOST_BYTES, _MOST_RATIO * archive.stat().st_size)
+            most = archives.most_unpacked(archive)
             return {
                 split: _member(content, names[name], most)
                 for split, name in files.items()
