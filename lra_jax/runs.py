@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from lra_jax import signals
 from lra_jax.configs import Config, get_preset
@@ -243,43 +243,51 @@ def best_by_validation(results: dict[str, list["Result"]]) -> Iterator[str]:
     different examples. A series that lacks some seeds is left out: those runs may have
     failed.
     """
-    together: dict[tuple[str, str], dict[tuple[str, Any], dict[str, float]]] = {}
+    groups: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {}
     for series, runs in results.items():
         first = runs[0]
-        alike = together.setdefault((first.task, first.mixers), {})
-        kind = _best_by(runs), first.data_fingerprint
-        alike.setdefault(kind, {})[series] = statistics.fmean(_validation_scores(runs))
-    for (task, attention), alike in together.items():
-        for (rule, _), means in alike.items():
-            most = max(len(results[series]) for series in means)
-            fewer = [series for series in means if len(results[series]) < most]
-            for series in fewer:
-                del means[series]
-                count = f"{len(results[series])} of {most} seeds"
-                yield f"{task}, {attention}: {series} has {count} and is not compared"
-            losses = {
-                series: statistics.fmean(run.valid_loss_best for run in results[series])
-                for series in means
-            }
-            if len(means) > 1:
-                sign = 1 if rule == "loss" else -1
-                best = min(means, key=lambda one: (sign * means[one], losses[one]))
-                split = _where([run for series in means for run in results[series]])
-                yield (
-                    f"{task}, {attention}: best by validation {rule}{split} of "
-                    f"{len(means)}: {best} "
-                    f"({means[best]:.{_DIGITS[rule]}f}{_UNITS[rule]})"
-                )
-        if len({rule for rule, _ in alike}) > 1:
-            yield (
-                f"{task}, {attention}: runs chosen by accuracy and runs chosen by "
-                "loss (--train.best_by) are not compared"
+        kinds = groups.setdefault((first.task, first.mixers), {})
+        kinds.setdefault((first.best_by, first.data_fingerprint), []).append(series)
+    for (task, attention), kinds in groups.items():
+        lines = []
+        for names in kinds.values():
+            lines += _best_of({name: results[name] for name in names})
+        if len({rule for rule, _ in kinds}) > 1:
+            lines.append(
+                "runs chosen by accuracy and runs chosen by loss (--train.best_by) are "
+                "not compared"
             )
-        if len({examples for _, examples in alike}) > 1:
-            yield (
-                f"{task}, {attention}: runs on different examples are not compared "
-                "with each other"
-            )
+        if len({examples for _, examples in kinds}) > 1:
+            lines.append("runs on different examples are not compared with each other")
+        yield from (f"{task}, {attention}: {line}" for line in lines)
+
+
+def _best_of(results: dict[str, list["Result"]]) -> Iterator[str]:
+    """The best of series that can be compared, after those that lack some seeds."""
+    most = max(map(len, results.values()))
+    for series, runs in results.items():
+        if len(runs) < most:
+            yield f"{series} has {len(runs)} of {most} seeds and is not compared"
+    compared = {name: runs for name, runs in results.items() if len(runs) == most}
+    if len(compared) < 2:
+        return
+    everything = [run for runs in compared.values() for run in runs]
+    rule = _best_by(everything)
+    means = {
+        series: statistics.fmean(_validation_scores(runs))
+        for series, runs in compared.items()
+    }
+
+    def rank(series: str) -> tuple[float, float]:
+        loss = statistics.fmean(run.valid_loss_best for run in compared[series])
+        return means[series] if rule == "loss" else -means[series], loss
+
+    best = min(compared, key=rank)
+    score = f"{means[best]:.{_DIGITS[rule]}f}{_UNITS[rule]}"
+    yield (
+        f"best by validation {rule}{_where(everything)} of {len(compared)}: "
+        f"{best} ({score})"
+    )
 
 
 _DIGITS = {"accuracy": 2, "loss": 4}
