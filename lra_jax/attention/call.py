@@ -104,7 +104,7 @@ class Call:
         Raises:
           ValueError: shapes, dtypes or a mask do not fit.
         """
-        query = inputs.of_jax(query)
+        query, key, value = (inputs.of_jax(x) for x in (query, key, value))
         inputs.check_inputs(query, key, value, is_causal)
         batch, length = query.shape[:2]
         rows = (

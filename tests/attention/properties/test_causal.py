@@ -142,4 +142,3 @@ def test_nothing_is_made_of_the_whole_sequence(name: str) -> None:
     assert "f32[1,1,16,8]" in text, "features, heads first, inside the loop"
     for whole in ("f32[1,1,64,8]", "f32[1,64,1,16]", "f32[1,1,64,16]"):
         assert whole not in text
-    assert "f32[1,1,4,4,16]" not in text, "nor are features put side by side"
