@@ -35,9 +35,9 @@ def estimate(
     """Times some steps of each part of a run, and estimates in words what all cost.
 
     The parts are pretraining and training. The first step of each batch shape compiles;
-    it is done twice. The first steps of a run may have
-    shorter sequences than the others, so time is scaled by the number of tokens. The
-    trainer cannot be used afterwards, because its state and data have advanced.
+    it is done twice. The first steps of a run may have shorter sequences than the
+    others, so time is scaled by the number of tokens. The trainer cannot be used
+    afterwards, because its state and data have advanced.
 
     Args:
       trainer: freshly built.
@@ -51,7 +51,7 @@ def estimate(
     costs, total = {}, 0.0
     for part, (begin, end) in spans.items():
         seconds = _SECONDS / len(spans)
-        costs[part] = _cost(trainer, begin, batches, work, seconds, say)
+        costs[part] = _cost(trainer, begin, batches, seconds, say)
         total += costs[part].token * (work(end) - work(begin))
     mean = total / train.steps
     cold = sum(cost.cold for cost in costs.values())
@@ -78,21 +78,19 @@ def _size(batch: Any) -> int:
 
 def _spans(config: Config) -> dict[Part, tuple[int, int]]:
     """The first step of each part, and the first step after it."""
-    steps, pretrain = config.train.steps, config.pretrain
-    ends = {
-        "pretrain": min(steps, pretrain.steps),
-        "train": steps,
+    steps = config.train.steps
+    first = min(steps, config.pretrain.steps)
+    spans: dict[Part, tuple[int, int]] = {
+        "pretrain": (0, first),
+        "train": (first, steps),
     }
-    begins = (0, *ends.values())
-    pairs: Any = zip(ends, zip(begins, ends.values(), strict=False), strict=True)
-    return {part: (begin, end) for part, (begin, end) in pairs if end > begin}
+    return {part: (begin, end) for part, (begin, end) in spans.items() if begin < end}
 
 
 def _cost(
     trainer: Trainer,
     step: int,
     batches: Sequence[Any],
-    work: Callable[[int], float],
     seconds: float,
     say: Callable[[str], None],
 ) -> _Cost:
@@ -108,7 +106,8 @@ def _cost(
         say(f"timed step {len(warm)} of {len(batches)}: {warm[-1]:.3g} s")
         if time.perf_counter() - start > seconds:
             break
-    return _Cost(cold, warm, sum(warm) / work(len(warm)), len(seen))
+    token = sum(warm) / trainer.tokens_before(len(warm))
+    return _Cost(cold, warm, token, len(seen))
 
 
 _OF = {"pretrain": "of pretraining", "train": "of training"}
