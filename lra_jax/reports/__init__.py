@@ -1,1 +1,1 @@
-"""One page writer and one chart style, for report, analyze and benchmark."""
+"""One table, one chart and one page writer, for report, analyze and benchmark."""
