@@ -122,8 +122,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
             export(config.save, trainer, params, step)
         console = RunConsole(step, quiet=quiet)
         if config.predictions is not None:
-            found = predictions(trainer, params, config.split, console)
-            lines = map(json.dumps, found)
+            answers = predictions(trainer, params, config.split, console)
+            lines = map(json.dumps, answers)
             text = "".join(f"{line}\n" for line in lines)
             files.write_text(expand_home(config.predictions, "--predictions"), text)
         means = trainer.evaluate(params, config.split, console=console)

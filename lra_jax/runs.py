@@ -79,12 +79,12 @@ def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
         if flag != f"--{name}":
             rest.append(argument)
             continue
-        found = text if equals else next(pending, None)
-        if not found:
+        after = text if equals else next(pending, None)
+        if not after:
             raise expected(f"--{name}", "a value", "none")
-        if value not in (None, found):
-            raise expected(f"--{name}", "one value", f"{value!r} and {found!r}")
-        value = found
+        if value not in (None, after):
+            raise expected(f"--{name}", "one value", f"{value!r} and {after!r}")
+        value = after
     return value, rest
 
 

@@ -100,18 +100,18 @@ def _plan(
     tasks = [] if chosen is None else [task.strip() for task in chosen.split(",")]
     tests: dict[str, Task] = {}
     if suite is not None:
-        own = suites()[known("--suite", suite, suites())]
-        tests = {test.name: test for test in own}
+        members = suites()[known("--suite", suite, suites())]
+        tests = {test.name: test for test in members}
         tasks = [known("--task", task, tests) for task in tasks] or list(tests)
     plan = []
     for task in tasks or [""]:
         choices = list(_choices([*([f"--task={task}"] if task else ()), *rest]))
         for name in names:
-            for given, varied in choices:
-                ours = _variants(tests[task], name, given) if tests else [[]]
-                for flags in ours:
+            for shared, varied in choices:
+                variants = _variants(tests[task], name, shared) if tests else [[]]
+                for flags in variants:
                     words = [task, name, *varied, *flags]
-                    args = [*flags, *given, f"--attention={name}"]
+                    args = [*flags, *shared, f"--attention={name}"]
                     series = " ".join(filter(None, words))
                     about = "Trains several mechanisms."
                     one = cli.parse_config(PROG, about, args, runs.Seeds)
@@ -130,14 +130,14 @@ def _choices(args: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
     chosen, rest = runs.take_flag(args, "preset")
     presets = [] if chosen is None else [name.strip() for name in chosen.split(",")]
     for preset in presets or [None]:
-        own = [] if preset is None else [f"--preset={preset}"]
-        fixed, several = _split_values([*own, *rest])
+        named = [] if preset is None else [f"--preset={preset}"]
+        fixed, several = _split_values([*named, *rest])
         for flags in several:
             if flags[0].startswith("--seed="):
                 values = ",".join(flag.removeprefix("--seed=") for flag in flags)
                 wanted = "one seed, the first (--seeds=N trains with N seeds)"
                 raise expected("--seed", wanted, repr(values))
-        shown = own if len(presets) > 1 else []
+        shown = named if len(presets) > 1 else []
         for flags in itertools.product(*several):
             yield [*fixed, *flags], [*shown, *flags]
 
@@ -182,26 +182,26 @@ def _pairs(words: Sequence[str]) -> dict[str, str | None]:
 
 def _check_distinct(plan: Sequence[runs.Planned]) -> None:
     """Refuses two runs with the same settings, which would share a directory."""
-    found: dict[object, runs.Planned] = {}
+    firsts: dict[object, runs.Planned] = {}
     for run in plan:
-        first = found.setdefault(run.workdir, run)
+        first = firsts.setdefault(run.workdir, run)
         if first is not run:
             wanted = "values that differ, each once"
             raise expected("sweep", wanted, f"{first.series} and {run.series}")
 
 
-def _variants(task: Task, attention: str, given: Sequence[str]) -> Iterator[list[str]]:
+def _variants(task: Task, attention: str, flags: Sequence[str]) -> Iterator[list[str]]:
     """The flags of each run of a mechanism, besides those that the user gave, which the
     protocol of the test then does not vary."""
-    values = dict(task.sweeps[cli.parse_preset(given).preset])
+    values = dict(task.sweeps[cli.parse_preset(flags).preset])
     values["model.attention_options"] = ("", *task.variants.get(attention, ()))
-    fixed = {argument.partition("=")[0] for argument in given}
-    flags = [
+    fixed = {flag.partition("=")[0] for flag in flags}
+    choices = [
         [f"--{name}={value}" if value != "" else "" for value in several]
         for name, several in values.items()
         if f"--{name}" not in fixed
     ]
-    for combined in itertools.product(*flags):
+    for combined in itertools.product(*choices):
         yield list(filter(None, combined))
 
 

@@ -246,7 +246,7 @@ analyze rank-collapse --workdir=nope --examples=0 ~ --examples: expected
 analyze rank-collapse --weights=nope ~ --weights: expected a folder with
 analyze rank-collapse --weights=a --workdir=b ~ --weights: expected nothing with
 analyze rank-collapse --netwrk=bert ~ --network
-analyze rank-collapse --out= ~ --out: expected a folder, got ''
+analyze rank-collapse --out= ~ --out: expected a name, got ''
 analyze rank-collapse --weights=/dev/null ~ --weights: expected
 analyze spectrum --network=foo ~ --network: expected one of
 analyze spectrum --attention=foo ~ --attention: expected one of

@@ -219,8 +219,8 @@ class DataConfig:
     @property
     def longest(self) -> int | None:
         """The longest possible sequence; None for a task without such a setting."""
-        given = (getattr(self, name, None) for name in self.length_fields)
-        return max((length for length in given if length is not None), default=None)
+        lengths = (getattr(self, name, None) for name in self.length_fields)
+        return max((length for length in lengths if length is not None), default=None)
 
     @property
     def augments(self) -> bool:
@@ -400,16 +400,16 @@ class Config:
         """
         wanted = "the fields of this version's Config"
         try:
-            own = find_task(values["task"]).data
+            data = find_task(values["task"]).data
             parts = {"train": TrainConfig, "pretrain": PretrainConfig}
-            parts |= {"model": ModelConfig, "data": own}
+            parts |= {"model": ModelConfig, "data": data}
             nested = {
                 name: kind(**drop_removed(name, values[name], "config"))
                 for name, kind in parts.items()
             }
             ignored = {*_OF_A_RUN, *_WITHOUT_SUCCESSOR}
-            given = {n: v for n, v in values.items() if n not in ignored}
-            config = cls(**{**given, **nested})
+            fields = {n: v for n, v in values.items() if n not in ignored}
+            config = cls(**{**fields, **nested})
         except (KeyError, TypeError) as error:
             raise expected("config", wanted, reason(error)) from error
         config.check_types()
@@ -424,10 +424,10 @@ class Config:
         check_types(self, "--")
         kinds = (TrainConfig, PretrainConfig, ModelConfig, DataConfig)
         for part, kind in zip(_PARTS, kinds, strict=True):
-            own = getattr(self, part)
-            if not isinstance(own, kind):
-                raise expected(f"--{part}", f"a {kind.__name__}", a_thing(own))
-            check_types(own, f"--{part}.")
+            settings = getattr(self, part)
+            if not isinstance(settings, kind):
+                raise expected(f"--{part}", f"a {kind.__name__}", a_thing(settings))
+            check_types(settings, f"--{part}.")
 
     @property
     def mixers(self) -> str:

@@ -51,8 +51,8 @@ def get_task(name: str) -> Task:
 
 def suites() -> dict[str, list[Task]]:
     """The tasks of each suite of tests, by the suite's name."""
-    found: dict[str, list[Task]] = {}
+    members: dict[str, list[Task]] = {}
     for task in map(get_task, TASKS):
         if task.suite is not None:
-            found.setdefault(task.suite, []).append(task)
-    return found
+            members.setdefault(task.suite, []).append(task)
+    return members

@@ -41,13 +41,14 @@ def classification_loss(
         `[B, T]`, and labels `[B, K]` of its documents.
       rngs: dropout stream, for training.
     """
-    given: Any = model
+    classifier: Any = model
     labels = batch["labels"]
     if "segment_ids" in batch:
-        own = {"segment_ids": batch["segment_ids"], "documents": labels.shape[1]}
-        logits = given(batch["tokens"], None, rngs, **own)
+        packed = {"segment_ids": batch["segment_ids"], "documents": labels.shape[1]}
+        logits = classifier(batch["tokens"], None, rngs, **packed)
     else:
-        logits = given(*(batch[name] for name in given.INPUTS), rngs)
+        inputs = (batch[name] for name in classifier.INPUTS)
+        logits = classifier(*inputs, rngs)
     return summed(logits, labels, batch)
 
 

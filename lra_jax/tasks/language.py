@@ -59,8 +59,9 @@ def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
         return summed(model.scored(x), labels, batch)
 
     @jax.checkpoint
-    def part(given: tuple[jax.Array, jax.Array]) -> Sums:
-        return summed(model.scored(given[0]), given[1], batch)
+    def part(rows: tuple[jax.Array, jax.Array]) -> Sums:
+        x, labels = rows
+        return summed(model.scored(x), labels, batch)
 
     # Some positions of each row, because a loop over the rows would gather those of all
     # devices on each.
@@ -222,13 +223,13 @@ def make_finetuned(
     if size < dataset.vocab_size:
         wanted = f"a vocabulary of at least {dataset.vocab_size} tokens"
         raise expected("--data.checkpoint", wanted, size)
-    own = encoder_config(config)
+    encoder = encoder_config(config)
     # Split sequences are computed by another function, with the same results.
     _check_same(encoder_config(config.replace(train={"seq_devices": 1})), saved.config)
     model = SequenceClassifier(
         size,
         dataset.num_classes,
-        config=own,
+        config=encoder,
         pooling=config.model.pooling,
         padding=config.model.padding,
         rngs=rngs,
@@ -259,15 +260,15 @@ _FREE = ("dropout", "input_dropout", "mlp_dropout", "remat", "dtype", "reconstru
 """Settings of an encoder that its arrays do not depend on."""
 
 
-def _check_same(own: Any, saved: Any) -> None:
+def _check_same(encoder: Any, saved: Any) -> None:
     """Refuses an encoder unlike the checkpoint's, except for `_FREE`.
 
     A vector for masked tokens is an addition to the checkpoint's arrays.
     """
-    for field in dataclasses.fields(own):
+    for field in dataclasses.fields(encoder):
         if field.name in _FREE:
             continue
-        wanted, got = getattr(saved, field.name), getattr(own, field.name)
+        wanted, got = getattr(saved, field.name), getattr(encoder, field.name)
         if field.name in ("options", "mlp_options"):
             wanted, got = dict(wanted), dict(got)
         if wanted != got:

@@ -46,14 +46,16 @@ def check_heeds(
         raise expected("--attention", wanted, f"{name!r}, which sees them")
     if packs:
         documents = np.where(first, 1, 2)
-        if any(_sees(config, own, segment_ids=documents) for own in (first, ~first)):
+        if any(
+            _sees(config, visible, segment_ids=documents) for visible in (first, ~first)
+        ):
             wanted = "one that, with segment_ids, sees no other documents"
             raise expected("--attention", wanted, f"{name!r}, which sees them")
 
 
-def _sees(config: AttentionConfig, own: np.ndarray, **keywords: np.ndarray) -> bool:
-    """Whether outputs at the positions ``own`` depend on the inputs at the others."""
-    shape = (2, own.size, config.in_features)
+def _sees(config: AttentionConfig, visible: np.ndarray, **keywords: np.ndarray) -> bool:
+    """Whether outputs at visible positions depend on the inputs at the others."""
+    shape = (2, visible.size, config.in_features)
 
     @jax.jit
     def outputs(inputs: jax.Array) -> jax.Array:
@@ -62,14 +64,14 @@ def _sees(config: AttentionConfig, own: np.ndarray, **keywords: np.ndarray) -> b
             name: jnp.broadcast_to(array, shape[:2]) for name, array in keywords.items()
         }
         out = layer(inputs, **arrays)
-        return jnp.where(own[:, None], out.astype(jnp.float32), 0)
+        return jnp.where(visible[:, None], out.astype(jnp.float32), 0)
 
     noise, other = jax.random.normal(jax.random.key(0), (2, *shape), config.dtype)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             one = np.asarray(outputs(noise))
-            two = np.asarray(outputs(jnp.where(own[:, None], noise, other)))
+            two = np.asarray(outputs(jnp.where(visible[:, None], noise, other)))
     except Exception:  # It need not accept small inputs, only the run's shapes.
         return False
     finite = np.isfinite(one).all() and np.isfinite(two).all()

@@ -149,7 +149,7 @@ class Task:
         """Refuses invalid settings, before data are made.
 
         Raises:
-          ValueError: with the flag, the expected value and the given one.
+          ValueError: with the flag, and what is expected.
         """
         pkgutil.resolve_name("lra_jax.tasks.checks:check_config")(config, self)
 
@@ -160,7 +160,7 @@ class Task:
         The processes of a run must be connected first.
 
         Raises:
-          ValueError: with the flag, the expected value and the given one.
+          ValueError: with the flag, and what is expected.
         """
         pkgutil.resolve_name("lra_jax.tasks.checks:check_on_devices")(config, self)
 
@@ -169,7 +169,7 @@ class Task:
         same order: the best checkpoint would be chosen on it. Not for language models.
 
         Raises:
-          ValueError: with the flag, the expected value and the given one.
+          ValueError: with the flag, and what is expected.
         """
         pkgutil.resolve_name("lra_jax.tasks.checks:check_data")(config, self, dataset)
 
