@@ -15,7 +15,6 @@ result.json      at the end
 """
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -43,12 +42,10 @@ def check_workdir(workdir: Path, config: Config) -> None:
         that checkpoints cannot have.
     """
     check_path("--workdir", workdir)
-    with _writable(workdir):
-        above = next(path for path in (workdir, *workdir.parents) if path.exists())
-        if not above.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(above, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    above = next(path for path in (workdir, *workdir.parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        got = f"{workdir}, which cannot be written"
+        raise expected("--workdir", "a folder", got)
     if (workdir / "config.json").exists():
         _is_longer(config, read_config(workdir)[0], workdir)
 
@@ -69,8 +66,8 @@ def open_workdir(
       started_from: digest of the model that it starts from; empty = none.
 
     Raises:
-      ValueError: it belongs to a run of other settings or data, or from another model,
-        or cannot be written.
+      ValueError: it belongs to a run of other settings or data, or from another model.
+      OSError: it cannot be written.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -81,8 +78,7 @@ def open_workdir(
         values = config.to_dict() | {"data_fingerprint": fingerprint}
         if started_from:
             values["started_from"] = started_from
-        with _writable(workdir):
-            write_json(path, values)
+        write_json(path, values)
         return
     theirs, their_fingerprint = read_config(workdir)
     longer = _is_longer(config, theirs, workdir)
@@ -155,8 +151,7 @@ def _change(file: Path, part: str, name: str, value: Any) -> None:
     if values[part][name] != value:
         values.setdefault(f"first_{name}", values[part][name])
         values[part][name] = value
-        with _writable(file.parent):
-            write_json(file, values)
+        write_json(file, values)
 
 
 def other_data(workdir: Path, then: str, now: str) -> ValueError:
@@ -234,25 +229,15 @@ def exclusive(workdir: Path) -> Iterator[None]:
     """Makes the directory and locks it, so that no two processes train in it.
 
     Raises:
-      ValueError: another process holds it, or it cannot be written.
+      ValueError: another process holds it.
+      OSError: it cannot be written.
     """
+    workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        with _writable(workdir):
-            workdir.mkdir(parents=True, exist_ok=True)
+        try:
             stack.enter_context(locked(workdir / ".lock", wait=False))
+        except TimeoutError as error:
+            got = f"{workdir}, which is in use by another process"
+            wanted = "a directory for this run alone"
+            raise expected("--workdir", wanted, got) from error
         yield
-
-
-@contextlib.contextmanager
-def _writable(workdir: Path) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise expected(
-            "--workdir",
-            "a directory for this run alone",
-            f"{workdir}, which is in use by another process",
-        ) from error
-    except OSError as error:
-        got = f"{workdir}, which cannot be written: {error.strerror}"
-        raise expected("--workdir", "a folder", got) from error
