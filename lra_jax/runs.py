@@ -19,7 +19,7 @@ from lra_jax import signals
 from lra_jax.configs import Config, get_preset
 from lra_jax.configs.base import flatten
 from lra_jax.configs.registry import find_task
-from lra_jax.errors import Range, expected
+from lra_jax.errors import Range
 from lra_jax.files import expand_home, read_json
 
 if TYPE_CHECKING:
@@ -60,32 +60,6 @@ class Stopped(Exception):
     def __init__(self, code: int):
         super().__init__(f"stopped with code {code}")
         self.code = code
-
-
-def take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-    """Removes ``--name=value`` or ``--name value`` from a command line.
-
-    Returns:
-      The value given, or None, and the other arguments.
-
-    Raises:
-      ValueError: the flag is last, without a value, or has two different values, of
-        which a user may expect both.
-    """
-    value, rest = None, []
-    pending = iter(args)
-    for argument in pending:
-        flag, equals, text = argument.partition("=")
-        if flag != f"--{name}":
-            rest.append(argument)
-            continue
-        after = text if equals else next(pending, None)
-        if not after:
-            raise expected(f"--{name}", "a value", "none")
-        if value not in (None, after):
-            raise expected(f"--{name}", "one value", f"{value!r} and {after!r}")
-        value = after
-    return value, rest
 
 
 @dataclasses.dataclass(frozen=True)

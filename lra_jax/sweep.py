@@ -61,9 +61,9 @@ def main(args: Sequence[str] | None = None) -> None:
         print(_HELP)
         return
     with cli.user_errors():
-        chosen, rest = runs.take_flag(args, "attention")
+        chosen, rest = _take_flag(args, "attention")
         names = _names(chosen)
-        suite, rest = runs.take_flag(rest, "suite")
+        suite, rest = _take_flag(rest, "suite")
         plan = _plan(suite, rest, names)
         if not names:  # After the other flags, of which one may be a misspelt form.
             raise expected("--attention", "mechanisms, as in softmax,cosformer", "none")
@@ -71,6 +71,32 @@ def main(args: Sequence[str] | None = None) -> None:
         runs.run_all(plan)
     except runs.Stopped as stop:
         raise SystemExit(stop.code) from None
+
+
+def _take_flag(args: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """Removes ``--name=value`` or ``--name value`` from a command line.
+
+    Returns:
+      The value given, or None, and the other arguments.
+
+    Raises:
+      ValueError: the flag is last, without a value, or has two different values, of
+        which a user may expect both.
+    """
+    value, rest = None, []
+    pending = iter(args)
+    for argument in pending:
+        flag, equals, text = argument.partition("=")
+        if flag != f"--{name}":
+            rest.append(argument)
+            continue
+        after = text if equals else next(pending, None)
+        if not after:
+            raise expected(f"--{name}", "a value", "none")
+        if value not in (None, after):
+            raise expected(f"--{name}", "one value", f"{value!r} and {after!r}")
+        value = after
+    return value, rest
 
 
 def _names(chosen: str | None) -> list[str]:
@@ -96,7 +122,7 @@ def _plan(
     Raises:
       ValueError: there is no such suite or test, or a config is invalid.
     """
-    chosen, rest = runs.take_flag(args, "task")
+    chosen, rest = _take_flag(args, "task")
     tasks = [] if chosen is None else [task.strip() for task in chosen.split(",")]
     tests: dict[str, Task] = {}
     if suite is not None:
@@ -127,7 +153,7 @@ def _choices(args: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
     Raises:
       ValueError: a flag is unknown.
     """
-    chosen, rest = runs.take_flag(args, "preset")
+    chosen, rest = _take_flag(args, "preset")
     presets = [] if chosen is None else [name.strip() for name in chosen.split(",")]
     for preset in presets or [None]:
         named = [] if preset is None else [f"--preset={preset}"]

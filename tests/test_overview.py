@@ -38,7 +38,7 @@ WORDS = {
     ],
     "evaluate": ["--checkpoint"],
     "sweep": ["--seeds=N"],
-    "report": ["--out=FOLDER"],
+    "report": ["--out STR"],
     "data": ["prepare", "describe", "sample"],
     "data prepare": ["--data.path"],
     "data sample": ["--count"],
