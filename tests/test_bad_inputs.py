@@ -200,8 +200,8 @@ report . nope ~ RUNS: expected run directories
 report . --outs=x ~ did you mean '--out'?
 benchmark --attention= ~ --attention: expected
 benchmark --attention=nope ~ --attention: expected one of
-benchmark --attention=nope:f ~ --attention: expected an importable module before
-benchmark --attention=linear[foo=1] ~ --attention: option of attention 'linear'
+benchmark --attention=nope:f ~ attention: expected an importable module before
+benchmark --attention=linear[foo=1] ~ option of attention 'linear'
 benchmark --attention=softmax[ ~ --attention: expected
 benchmark --attention=softmax[block] ~ --attention: expected name=value
 benchmark --attention=softmax[blok=1] ~ did you mean 'block'?
@@ -405,16 +405,16 @@ def test_the_corrected_command_works(capsys, tmp_path, data_dir):
     changes = {"steps": 2, "warmup": 1, "eval_every": 2}
     config = helpers.tiny(data_dir, tmp_path / "given", train=changes)
     flags = helpers.flags(config.replace(data={"buckets": "60"}))
-    for wrong in (
-        "--attention=test_bad_inputs:raises",
-        "--model.attention_options=eps=-1",
-        "--data.buckets=128",
-        "--data.buckets=x",
+    for wrong, code, words in (
+        ("--attention=test_bad_inputs:raises", 1, "RuntimeError: out of order"),
+        ("--model.attention_options=eps=-1", 2, "eps: expected "),
+        ("--data.buckets=128", 2, ": expected "),
+        ("--data.buckets=x", 2, "buckets: expected "),
     ):
         with pytest.raises(SystemExit) as stop:
             train.main([*flags, wrong])
         _, err = capsys.readouterr()
-        helpers.assert_one_error(stop.value.code, err, 2, ": expected ")
+        helpers.assert_one_error(stop.value.code, err, code, words)
         assert not (tmp_path / "given").exists()
     train.main(flags)
     assert (tmp_path / "given" / "result.json").exists()
