@@ -125,8 +125,8 @@ def _in_turn(
         made = alone(moved, shown, parameters, others)
         return out + _taken(made, place.back, place.own)
 
-    shape = jax.eval_shape(alone, arrays, masks, parameters, others)
-    start = jnp.zeros(shape.shape, shape.dtype)
+    like = jax.eval_shape(alone, arrays, masks, parameters, others)
+    start = jnp.zeros_like(like, device=like.sharding)
     return jax.lax.fori_loop(1, label.max() + 1, turn, start)
 
 

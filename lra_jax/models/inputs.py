@@ -80,11 +80,23 @@ def embed_inputs(
         else:
             # Rows are cast after they are taken, so that their gradients, sums over all
             # positions of a token, are float32; `nnx.Embed` casts the table.
-            rows = jnp.take(layer.embedding[...], tokens, axis=0).astype(layer.dtype)
+            rows = take_rows(layer.embedding[...], tokens).astype(layer.dtype)
         return rows * math.sqrt(rows.shape[-1]) if scaled else rows
     _check_integers("tokens", tokens)
     pixels = tokens[:, :, None] if grid is None else patches.cut(tokens, grid, patch)
     return layer(pixels.astype(jnp.float32) / 255)
+
+
+def take_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """``table[rows]``, split over devices as the rows are on explicit axes of a mesh.
+
+    Rows beyond the table are NaN.
+    """
+    sharding = jax.typeof(rows).sharding
+    explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
+    spec = (*sharding.spec, *[None] * (rows.ndim - len(sharding.spec) + 1))
+    split = jax.NamedSharding(sharding.mesh, jax.P(*spec)) if explicit else None
+    return table.at[rows].get(mode="fill", out_sharding=split)
 
 
 def check_ids(name: str, ids: jax.Array, size: int, what: str) -> None:

@@ -48,9 +48,7 @@ def both_sides(
     size = min(chunk, length)
     more = -length % size
     query, key, value = (cut(x, size) for x in features)
-    number = jnp.pad(
-        jnp.cumsum(resets, 1, dtype=jnp.int32), [(0, 0), (0, more)], "edge"
-    )
+    number = jnp.cumsum(jnp.pad(resets, [(0, 0), (0, more)]), 1, dtype=jnp.int32)
     number = number.reshape(len(number), 1, -1, size)
 
     def product(words: str, *arrays: jax.Array) -> jax.Array:

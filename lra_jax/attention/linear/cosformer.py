@@ -342,14 +342,14 @@ def _tables(dtype: Any, places: _Places) -> list[Tables]:
     """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
     position, limit = places
     if isinstance(limit, int):
+        rate = math.pi / 2 / limit
         if isinstance(position, np.ndarray):
-            return [_constants(position * (math.pi / 2 / limit), dtype)]
-        every = _constants(np.arange(limit) * (math.pi / 2 / limit), dtype)
-        cos, sin = (table[jnp.minimum(position, limit - 1)] for table in every)
-        return [(cos, sin)]
-    rate = math.pi / 2 / jnp.maximum(limit, 1).astype(dtype)[:, None]
+            return [_constants(position * rate, dtype)]
+    else:
+        rate = math.pi / 2 / jnp.maximum(limit, 1).astype(dtype)[:, None]
     angles = position.astype(dtype) * rate
-    return [(jnp.cos(angles), jnp.sin(angles))]
+    # Otherwise XLA fuses them into products and computes them for every element.
+    return [jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))]
 
 
 def _grid_tables(grid: tuple[int, int], dtype: Any) -> list[Tables]:
@@ -361,8 +361,5 @@ def _grid_tables(grid: tuple[int, int], dtype: Any) -> list[Tables]:
 
 
 def _constants(angles: np.ndarray, dtype: Any) -> Tables:
-    """Cosine and sine, computed here in float64.
-
-    XLA would fuse the cosine into the product and evaluate it once for every element.
-    """
+    """Cosine and sine, computed here in float64."""
     return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)

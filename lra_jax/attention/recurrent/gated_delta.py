@@ -282,7 +282,8 @@ def unit_inverse(lower: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Arra
     while half < full:
         first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         pairs = full // (2 * half)
-        tiles = lower.reshape(*lead, pairs, 2 * half, pairs, 2 * half)
+        rows = lower.reshape(*lead, pairs, 2 * half, full)
+        tiles = rows.reshape(*rows.shape[:-1], pairs, 2 * half)
         corner = jnp.diagonal(tiles, axis1=-4, axis2=-2)
         corner = jnp.moveaxis(corner, -1, -3)[..., half:, :half]
         corner = -product(second, product(corner, first))

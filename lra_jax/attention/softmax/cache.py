@@ -7,7 +7,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import masking, packed, streams
+from lra_jax.attention import inputs, masking, packed, streams
 from lra_jax.errors import expected
 
 
@@ -40,7 +40,12 @@ def empty(
 def empty_for(key: jax.Array, value: jax.Array, size: int) -> SoftmaxState:
     """The same for ``size`` positions, and for keys and values `[B, T, n, ...]`."""
     shape, other = ((x.shape[0], x.shape[2], size, x.shape[3]) for x in (key, value))
-    return empty(shape, other, key.dtype, value.dtype)
+    state = empty(shape, other, key.dtype, value.dtype)
+    # With the sharding of the samples.
+    sample = jnp.zeros_like(key[:, 0, 0, 0])
+    return jax.tree.map(
+        lambda x: x + inputs.aligned(sample, x.ndim).astype(x.dtype), state
+    )
 
 
 def places(state: SoftmaxState, length: int) -> jax.Array:
@@ -89,21 +94,23 @@ def _put(
     position: jax.Array,
 ) -> SoftmaxState:
     """Fills the positions `[B, T]` of the state's columns."""
-    batch, length = key.shape[:2]
-    rows = np.arange(batch, dtype=np.int32)
-    real = jnp.ones((batch, length), bool) if mask is None else mask
+    columns = jnp.asarray(columns)
+    real = jnp.ones_like(columns, bool) if mask is None else mask
 
-    def put(kept: jax.Array, new: jax.Array) -> jax.Array:
-        heads = np.arange(kept.shape[1], dtype=np.int32)
-        index = rows[:, None, None], heads[None, :, None], columns[:, None]
-        # Hidden, since nothing that padding holds, such as NaN, may reach a product.
-        new = masking.by_head(new, len(heads), mask, kept.dtype)
-        return kept.at[index].set(new, mode="drop")
+    @jax.vmap
+    def put(kept: jax.Array, new: jax.Array, columns: jax.Array) -> jax.Array:
+        return kept.at[:, columns].set(new, mode="drop")
 
+    # Hidden, since nothing that padding holds, such as NaN, may reach a product.
+    kept = state.key, state.value
+    keys, values = (
+        masking.by_head(new, old.shape[1], mask, old.dtype)
+        for new, old in zip((key, value), kept, strict=True)
+    )
     return SoftmaxState(
-        put(state.key, key),
-        put(state.value, value),
-        state.visible.at[rows[:, None], columns].set(real, mode="drop"),
+        put(state.key, keys, columns),
+        put(state.value, values, columns),
+        put(state.visible[:, None], real[:, None], columns)[:, 0],
         position,
     )
 

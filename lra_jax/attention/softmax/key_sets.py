@@ -14,6 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lra_jax.attention import inputs
+
 Rule = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -93,18 +95,24 @@ def part(sequence: Sequence, start: int, stop: int) -> Sequence:
 
 def take_run(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
     """Positions from ``start`` on, `[1 or B]`, as one block, `[B, N, 1, count, H]`."""
-    x = x.reshape(*x.shape[:2], 1, -1, x.shape[-1])
-    batch = max(len(x), len(start))
-    x, start = (jnp.broadcast_to(a, (batch, *a.shape[1:])) for a in (x, start))
-    take = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=count, axis=2)
-    return jax.vmap(take)(x, start)
+    flat = x.reshape(*x.shape[:2], 1, -1, x.shape[-1])
+    take = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=count, axis=-2)
+    if len(start) == 1:
+        return take(flat, start[0])
+    return jax.vmap(take)(_for_each(flat, start), start)
+
+
+def _for_each(x: jax.Array, samples: jax.Array) -> jax.Array:
+    """`[1 or B, ...]` with the batch, and the sharding, of integers `[B]`."""
+    return x + inputs.aligned(jnp.zeros_like(samples), x.ndim).astype(x.dtype)
 
 
 def put_run(x: jax.Array, run: jax.Array, start: jax.Array) -> jax.Array:
     """Replaces the positions of `take_run` in blocks `[B, N, P, C, H]`."""
     flat = x.reshape(*x.shape[:2], 1, -1, x.shape[-1])
-    start = jnp.broadcast_to(start, x.shape[:1])
-    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=2)
+    put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=-2)
+    if len(start) == 1:
+        return put(flat, run, start[0]).reshape(x.shape)
     return jax.vmap(put)(flat, run, start).reshape(x.shape)
 
 
@@ -170,16 +178,18 @@ def listed(sequence: Sequence, size: int, table: jax.Array, rule: Rule) -> Keys:
       table: `[1 or B, N, P, R]`, indices of blocks, no duplicates in a row; -1 = none.
       rule: as in `Keys`.
     """
-    heads = sequence.key.shape[:2]
-    rows = jnp.broadcast_to(table, (*heads, *table.shape[2:]))
-    take = jax.vmap(jax.vmap(lambda x, row: x[row]))
+    num_heads = table.shape[1]
+    by_head = jax.vmap(lambda x, row: x[row])
 
     def gather(x: jax.Array) -> jax.Array:
         x = cut(x, size)
-        return take(jnp.broadcast_to(x, (*heads, *x.shape[2:])), rows)
+        x = jnp.broadcast_to(x, (len(x), num_heads, *x.shape[2:]))
+        if len(table) == 1:  # One table for all samples.
+            return jax.vmap(by_head, (0, None))(x, table[0])
+        return jax.vmap(by_head)(_for_each(x, table[:, 0, 0, 0]), table)
 
     taken = Sequence(*(gather(x) for x in sequence))
-    hidden = (rows < 0)[..., None, None]
+    hidden = (table < 0)[..., None, None]
     taken = taken._replace(number=jnp.where(hidden, jnp.int32(0), taken.number))
-    flat = (x.reshape(*rows.shape[:3], -1, x.shape[-1]) for x in taken)
+    flat = (x.reshape(*x.shape[:3], -1, x.shape[-1]) for x in taken)
     return _own(Sequence(*flat), rule)

@@ -219,7 +219,8 @@ def _compute(
         return _permuted(x, order, back).reshape(batch, -1, length, x.shape[-1])
 
     def unsort(x: jax.Array) -> jax.Array:
-        x = x.reshape(batch, heads, rounds.count, -1, x.shape[-1])
+        x = x.reshape(*x.shape[:2], -1, x.shape[-1])
+        x = x.reshape(batch, heads, rounds.count, *x.shape[2:])
         return _permuted(x[:, :, :, :length], back, order)
 
     # Position, own bucket, and the codes of all rounds.
