@@ -94,23 +94,27 @@ def _put(
     position: jax.Array,
 ) -> SoftmaxState:
     """Fills the positions `[B, T]` of the state's columns."""
-    columns = jnp.asarray(columns)
-    real = jnp.ones_like(columns, bool) if mask is None else mask
+    batch, length = key.shape[:2]
+    rows = np.arange(batch, dtype=np.int32)
+    real = jnp.ones((batch, length), bool) if mask is None else mask
 
-    @jax.vmap
-    def put(kept: jax.Array, new: jax.Array, columns: jax.Array) -> jax.Array:
-        return kept.at[:, columns].set(new, mode="drop")
+    def put(old: jax.Array, new: jax.Array, *index: Any) -> jax.Array:
+        sharding = jax.typeof(old).sharding
+        explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
+        where = sharding if explicit else None
+        return old.at[index].set(new, mode="drop", out_sharding=where)
 
-    # Hidden, since nothing that padding holds, such as NaN, may reach a product.
-    kept = state.key, state.value
-    keys, values = (
-        masking.by_head(new, old.shape[1], mask, old.dtype)
-        for new, old in zip((key, value), kept, strict=True)
-    )
+    def put_by_head(old: jax.Array, new: jax.Array) -> jax.Array:
+        heads = np.arange(old.shape[1], dtype=np.int32)
+        # Hidden, since nothing that padding holds, such as NaN, may reach a product.
+        new = masking.by_head(new, len(heads), mask, old.dtype)
+        index = rows[:, None, None], heads[None, :, None], columns[:, None]
+        return put(old, new, *index)
+
     return SoftmaxState(
-        put(state.key, keys, columns),
-        put(state.value, values, columns),
-        put(state.visible[:, None], real[:, None], columns)[:, 0],
+        put_by_head(state.key, key),
+        put_by_head(state.value, value),
+        put(state.visible, real, rows[:, None], columns),
         position,
     )
 
