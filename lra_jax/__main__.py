@@ -76,9 +76,9 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"lra_jax {lra_jax.__version__}")
         return
     if args[0] not in COMMANDS:
-        wanted = f"one of {', '.join(COMMANDS)}"
+        needed = f"one of {', '.join(COMMANDS)}"
         got = f"{args[0]!r}{did_you_mean(args[0], COMMANDS)}"
-        print(f"error: {expected('command', wanted, got)}", file=sys.stderr)
+        print(f"error: {expected('command', needed, got)}", file=sys.stderr)
         raise SystemExit(2)
     sys.argv[1:] = args[1:]
     _look_here()

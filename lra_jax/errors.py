@@ -27,15 +27,15 @@ class InputError(ValueError):
         return f"{self.name}: {self.problem}"
 
 
-def expected(name: str, wanted: object, got: object) -> InputError:
-    """Returns an error to raise: ``name: expected wanted, got got``.
+def expected(name: str, needed: object, got: object) -> InputError:
+    """Returns an error to raise: ``name: expected needed, got got``.
 
     Args:
       name: the argument or flag.
-      wanted: in words, or a value.
+      needed: in words, or a value.
       got: in words, or a value as text, such as ``f"{value!r}"``.
     """
-    return InputError(name, f"expected {wanted}, got {got}")
+    return InputError(name, f"expected {needed}, got {got}")
 
 
 def known(name: str, value: str, choices: Iterable[str]) -> str:
@@ -94,8 +94,8 @@ def drop_removed(part: str, settings: Any, name: str) -> dict[str, Any]:
         value = kept.pop(setting, default)
         if value != default:
             setting = f"{part}.{setting}"
-            wanted = f"{setting}={default!r}, the only value in this version"
-            raise expected(name, wanted, f"{value!r}")
+            needed = f"{setting}={default!r}, the only value in this version"
+            raise expected(name, needed, f"{value!r}")
     return kept
 
 
@@ -116,11 +116,11 @@ def check_types(settings: Any, prefix: str = "") -> None:
         if not set(kinds) <= _WORDS.keys():
             continue
         if not any(_is_of(one, value) for one in kinds):
-            wanted = " or ".join(_WORDS[one] for one in kinds)
-            raise expected(f"{prefix}{name}", wanted, f"{value!r}")
+            needed = " or ".join(_WORDS[one] for one in kinds)
+            raise expected(f"{prefix}{name}", needed, f"{value!r}")
         if isinstance(value, int) and abs(value) > _LARGEST:
-            wanted = f"a number of at most {_LARGEST}"
-            raise expected(f"{prefix}{name}", wanted, f"{value}"[:60])
+            needed = f"a number of at most {_LARGEST}"
+            raise expected(f"{prefix}{name}", needed, f"{value}"[:60])
         if name in ranges and value is not None and value not in ranges[name]:
             raise expected(f"{prefix}{name}", ranges[name].words, f"{value!r}")
 

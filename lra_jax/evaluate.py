@@ -66,8 +66,8 @@ def _refuse_model_file(config: EvaluateConfig) -> None:
     model = expand_home(config.save, "--save").resolve()
     file = expand_home(config.predictions, "--predictions").resolve()
     if file in (model, model.with_suffix(".json")):
-        wanted = f"another file than those of --save={config.save}"
-        raise expected("--predictions", wanted, config.predictions)
+        needed = f"another file than those of --save={config.save}"
+        raise expected("--predictions", needed, config.predictions)
 
 
 def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
@@ -104,10 +104,10 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     dataset = trainer.dataset
     known("--split", config.split, (*dataset.splits, *dataset.parts))
     if config.predictions is not None and trainer.task.packs_rows:
-        wanted = (
+        needed = (
             f"no file for --task={trainer.task.name}, whose rows hold several texts"
         )
-        raise expected("--predictions", wanted, config.predictions)
+        raise expected("--predictions", needed, config.predictions)
     if config.predictions is not None:
         refuse_own_file(Path(config.workdir), Path(config.predictions), "--predictions")
         _refuse_model_file(config)

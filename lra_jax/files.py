@@ -79,17 +79,17 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
         while line := stream.readline(_LONGEST_LINE):
             number += 1
             if len(line) == _LONGEST_LINE:
-                wanted = f"fewer than {_LONGEST_LINE:,} bytes"
-                raise expected(f"{path}, line {number}", wanted, "more")
+                needed = f"fewer than {_LONGEST_LINE:,} bytes"
+                raise expected(f"{path}, line {number}", needed, "more")
             yield line if number > 1 else line.removeprefix(codecs.BOM_UTF8)
 
 
-def read_json(path: str | os.PathLike[str], wanted: str = "JSON") -> Any:
+def read_json(path: str | os.PathLike[str], needed: str = "JSON") -> Any:
     """The values of a JSON file.
 
     Args:
       path: the file.
-      wanted: in words, the content that the error says is expected.
+      needed: in words, the content that the error says is expected.
 
     Raises:
       OSError: see `read_bytes`.
@@ -99,7 +99,7 @@ def read_json(path: str | os.PathLike[str], wanted: str = "JSON") -> Any:
     try:
         return parse_json(content)
     except ValueError as error:
-        raise expected(str(path), wanted, reason(error)) from error
+        raise expected(str(path), needed, reason(error)) from error
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -82,9 +82,9 @@ def _refuse_stale(attention: str) -> None:
         known, before = _KEPT.get(name, (None, ""))
         same_module = known is spec is not None
         if same_module and _without_comments(before) != _without_comments(text):
-            wanted = f"{file} as this process imported it"
+            needed = f"{file} as this process imported it"
             got = "a changed file: restart Python, or importlib.reload the module"
-            raise expected("--attention", wanted, got)
+            raise expected("--attention", needed, got)
         _KEPT[name] = spec, text
 
 
@@ -124,12 +124,12 @@ def keep(workdir: Path, attention: str, writes: bool = True) -> None:
     begun = not writes or any((workdir / name).exists() for name in made)
     differing = changed(workdir, attention)
     if begun and differing:
-        wanted = f"the code that this run began with, which is in {workdir / FOLDER}"
+        needed = f"the code that this run began with, which is in {workdir / FOLDER}"
         got = (
             f"changes in {', '.join(differing)}; to train the changed code, give "
             "another --workdir"
         )
-        raise expected("--attention", wanted, got)
+        raise expected("--attention", needed, got)
     _refuse_stale(attention)
     for name, text in sources(attention).items() if writes else ():
         file = workdir / FOLDER / name

@@ -127,8 +127,8 @@ def configure_jax(distributed: bool = False, cpu_devices: int | None = None) -> 
     try:
         jax.devices()
     except RuntimeError as error:
-        wanted = "devices that can be used"
-        raise expected("JAX_PLATFORMS", wanted, first_line(error)) from error
+        needed = "devices that can be used"
+        raise expected("JAX_PLATFORMS", needed, first_line(error)) from error
 
 
 def _cores() -> int:

@@ -42,8 +42,8 @@ def read(folder: Path) -> tuple[dict[str, Any] | None, str]:
         found = _digests(folder)
     except OSError as error:
         return values, f"an unreadable {Path(error.filename or folder).name}"
-    for name, wanted in files.items():
-        if found.get(name) != wanted:
+    for name, needed in files.items():
+        if found.get(name) != needed:
             return values, f"{'another' if name in found else 'no'} {name}"
     return values, ""
 

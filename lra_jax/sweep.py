@@ -161,8 +161,8 @@ def _choices(args: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
         for flags in several:
             if flags[0].startswith("--seed="):
                 values = ",".join(flag.removeprefix("--seed=") for flag in flags)
-                wanted = "one seed, the first (--seeds=N trains with N seeds)"
-                raise expected("--seed", wanted, repr(values))
+                needed = "one seed, the first (--seeds=N trains with N seeds)"
+                raise expected("--seed", needed, repr(values))
         shown = named if len(presets) > 1 else []
         for flags in itertools.product(*several):
             yield [*fixed, *flags], [*shown, *flags]
@@ -212,8 +212,8 @@ def _check_distinct(plan: Sequence[runs.Planned]) -> None:
     for run in plan:
         first = firsts.setdefault(run.workdir, run)
         if first is not run:
-            wanted = "values that differ, each once"
-            raise expected("sweep", wanted, f"{first.series} and {run.series}")
+            needed = "values that differ, each once"
+            raise expected("sweep", needed, f"{first.series} and {run.series}")
 
 
 def _variants(task: Task, attention: str, flags: Sequence[str]) -> Iterator[list[str]]:

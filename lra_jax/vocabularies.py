@@ -147,8 +147,8 @@ class Bpe:
           ValueError: `size` is too small for all bytes, or the library is missing.
         """
         if size < 258:
-            wanted = "at least 258, all bytes and two more"
-            raise expected("vocab_size", wanted, size)
+            needed = "at least 258, all bytes and two more"
+            raise expected("vocab_size", needed, size)
         library = _library()
         tokenizer = library.Tokenizer(library.models.BPE())
         byte_level = library.pre_tokenizers.ByteLevel

@@ -73,8 +73,8 @@ def main(args: Sequence[str]) -> int:
         print(__doc__)
         return 0
     if list(args) not in ([], ["--markdown"]):
-        wanted = "no flag, --markdown or --help"
-        message = expected("python -m lra_jax.attention", wanted, repr(" ".join(args)))
+        needed = "no flag, --markdown or --help"
+        message = expected("python -m lra_jax.attention", needed, repr(" ".join(args)))
         print(f"error: {message}", file=sys.stderr)
         return 2
     print(markdown() if args else table())

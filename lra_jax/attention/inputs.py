@@ -28,12 +28,12 @@ Size = int | set[int] | None
 
 
 @contextlib.contextmanager
-def asserted(name: str, wanted: object, got: object) -> Iterator[None]:
+def asserted(name: str, needed: object, got: object) -> Iterator[None]:
     """Turns chex's ``AssertionError`` into the library's ``ValueError``."""
     try:
         yield
     except AssertionError:
-        raise expected(name, wanted, got) from None
+        raise expected(name, needed, got) from None
 
 
 def check_shape(name: str, array: Any, axes: str, *sizes: Size) -> None:
@@ -174,8 +174,8 @@ def check_grid(
     size = check_sides("grid", grid)
     for name, length in {"query": query.shape[1], "key": key.shape[1]}.items():
         if length != size:
-            wanted = f"the length of {name}, {length}, as rows * columns"
-            raise expected("grid", wanted, tuple(grid))
+            needed = f"the length of {name}, {length}, as rows * columns"
+            raise expected("grid", needed, tuple(grid))
     if is_causal:
         raise expected("is_causal", "False with a grid", True)
     if rows is not None:
@@ -222,8 +222,8 @@ def check_keywords(
     _refuse_unknown(function, flax.keys() - FLAX_KEYWORDS)
     by_layer = deterministic is not None or "deterministic" in flax
     if flax.get("dropout_rate") and not by_layer:
-        wanted = "0, because there are no weights to drop"
-        raise expected("dropout_rate", wanted, flax["dropout_rate"])
+        needed = "0, because there are no weights to drop"
+        raise expected("dropout_rate", needed, flax["dropout_rate"])
 
 
 def check_sizes(function: Callable[..., Any], sizes: Mapping[str, Any]) -> None:
@@ -235,8 +235,8 @@ def _refuse_unknown(function: Callable[..., Any], names: Collection[str]) -> Non
     for name in sorted(names):
         parameters = inspect.signature(function).parameters.values()
         own = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-        wanted = f"a keyword of {function.__name__}"
-        raise expected(name, wanted, f"an unknown one{did_you_mean(name, own)}")
+        needed = f"a keyword of {function.__name__}"
+        raise expected(name, needed, f"an unknown one{did_you_mean(name, own)}")
 
 
 def refuse_decoding(

@@ -199,4 +199,4 @@ def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     if not 1 <= len(shape) <= len(full):
         return False
     pairs = zip(shape[::-1], full[::-1], strict=False)
-    return all(size in (1, wanted) for size, wanted in pairs)
+    return all(size in (1, needed) for size, needed in pairs)

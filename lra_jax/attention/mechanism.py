@@ -121,8 +121,8 @@ class Mechanism:
           ValueError: there is none: it is a module, which only a layer can call.
         """
         if self.make is not None:
-            wanted = "a function, where no layer makes a module"
-            raise expected("attention", wanted, f"the module {self.name!r}")
+            needed = "a function, where no layer makes a module"
+            raise expected("attention", needed, f"the module {self.name!r}")
         if self.function is not None:
             return self.function
         return self._find(f"{self.name}_attention")
@@ -136,8 +136,8 @@ class Mechanism:
         """
         found = self.find_weights()
         if found is None:
-            wanted = "a registered mechanism, or NAME_weights, for its dense weights"
-            raise expected("attention", wanted, f"{self.name!r}")
+            needed = "a registered mechanism, or NAME_weights, for its dense weights"
+            raise expected("attention", needed, f"{self.name!r}")
         return found
 
     def find_weights(self) -> Callable[..., Any] | None:

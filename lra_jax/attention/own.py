@@ -35,17 +35,17 @@ def mechanism(thing: Any, name: str | None = None) -> Mechanism:
     is_class = inspect.isclass(maker)
     # Also a method of a module.
     if isinstance(getattr(thing, "__self__", thing), nnx):
-        wanted = "a class or factory of modules, of which each layer trains one"
-        raise expected("attention", wanted, f"{shown!r}, an instance of a module")
+        needed = "a class or factory of modules, of which each layer trains one"
+        raise expected("attention", needed, f"{shown!r}, an instance of a module")
     if isinstance(thing, linen) or (is_class and issubclass(maker, linen)):
-        wanted = f"{_KINDS} (nnx.bridge.ToNNX makes one of a Linen module)"
-        raise expected("attention", wanted, f"{shown!r}, a Linen module")
+        needed = f"{_KINDS} (nnx.bridge.ToNNX makes one of a Linen module)"
+        raise expected("attention", needed, f"{shown!r}, a Linen module")
     if not callable(thing):
-        wanted = (
+        needed = (
             f"{name!r} to be a function" if name else f"a registered name, {_KINDS}"
         )
         got = a_thing(thing) if name else f"{thing!r}"
-        raise expected("attention", wanted, got)
+        raise expected("attention", needed, got)
     module = getattr(thing, "__module__", None) or ""
     if (is_class and issubclass(maker, nnx)) or _takes_rngs(thing):
         summary = "a module from outside lra_jax"
@@ -70,8 +70,8 @@ def check_call(function: Callable[..., Any], name: str) -> None:
     try:
         inspect.signature(function).bind_partial("query", "key", "value")
     except (TypeError, ValueError) as error:
-        wanted = f"{name!r} to take (query, key, value, ...)"
-        raise expected("attention", wanted, error) from error
+        needed = f"{name!r} to take (query, key, value, ...)"
+        raise expected("attention", needed, error) from error
 
 
 def _takes_rngs(function: Callable[..., Any]) -> bool:
@@ -86,11 +86,11 @@ def _of_module(module: types.ModuleType, name: str | None) -> Mechanism:
     entry = getattr(module, "MECHANISM", None)
     if isinstance(entry, Mechanism):
         return replace(entry, module=entry.module or module.__name__)
-    wanted = f"{stem(module)}_attention"
-    if not hasattr(module, wanted):
+    needed = f"{stem(module)}_attention"
+    if not hasattr(module, needed):
         got = f"the module {module.__name__!r} without"
-        raise expected("attention", f"{wanted} in a module of functions", got)
-    return mechanism(getattr(module, wanted), name)
+        raise expected("attention", f"{needed} in a module of functions", got)
+    return mechanism(getattr(module, needed), name)
 
 
 def stem(module: types.ModuleType) -> str:
@@ -117,8 +117,8 @@ def load(spec: str) -> Any:
         raise expected("attention", "'package.module:function'", f"{spec!r}")
     if "/" in path or path.endswith(".py"):
         module = path.removesuffix(".py").strip("./").replace("/", ".")
-        wanted = f"the name of a module, as in {f'{module}:{attribute}'!r}"
-        raise expected("attention", wanted, f"a file's, {path!r}")
+        needed = f"the name of a module, as in {f'{module}:{attribute}'!r}"
+        raise expected("attention", needed, f"a file's, {path!r}")
     found: Any = _import(path, spec)
     for part in attribute.split("."):
         longer = f"{part}_attention"
@@ -126,8 +126,8 @@ def load(spec: str) -> Any:
             part = longer
         if not hasattr(found, part) and not _imported(found, part, spec):
             hint = did_you_mean(part, _offered(found, path))
-            wanted = f"{attribute!r} in the module {path!r}"
-            raise expected("attention", wanted, f"no attribute {part!r}{hint}")
+            needed = f"{attribute!r} in the module {path!r}"
+            raise expected("attention", needed, f"no attribute {part!r}{hint}")
         found = getattr(found, part)
     return found
 
@@ -147,11 +147,11 @@ def _import(name: str, spec: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        wanted = f"an importable module before ':' in {spec!r}"
+        needed = f"an importable module before ':' in {spec!r}"
         if name != spec.partition(":")[0]:
-            wanted = f"{name!r}, which {spec!r} names, to import"
+            needed = f"{name!r}, which {spec!r} names, to import"
         got = f"{type(error).__name__}: {error}"
-        raise expected("attention", wanted, got) from error
+        raise expected("attention", needed, got) from error
 
 
 def _offered(thing: Any, path: str) -> list[str]:

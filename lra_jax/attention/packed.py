@@ -108,8 +108,8 @@ def packed(
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise expected("segment_ids", "an integer dtype", ids.dtype)
     if key.shape[1] != length:
-        wanted = "None where query and key differ in length"
-        raise expected("segment_ids", wanted, f"T={length} and S={key.shape[1]}")
+        needed = "None where query and key differ in length"
+        raise expected("segment_ids", needed, f"T={length} and S={key.shape[1]}")
     before = jnp.pad(ids[:, :-1], [(0, 0), (1, 0)])
     real = ids > 0
     return Packed(real, real & (ids != before))

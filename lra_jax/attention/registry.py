@@ -65,13 +65,13 @@ def resolve(spec: Any, argument: str = "attention") -> Mechanism:
     if not isinstance(spec, str):
         return _known(own.mechanism(spec))
     if spec not in MECHANISMS:
-        wanted = f"one of {', '.join(MECHANISMS)}, or 'package.module:function'"
+        needed = f"one of {', '.join(MECHANISMS)}, or 'package.module:function'"
         hint = did_you_mean(spec.lower(), MECHANISMS)
         if own.is_module(spec):
             hint = f", a module: add ':' and a name in it, as in '{spec}:f'"
         if "," in spec:
             hint = "; several that blocks take in turn are a `hybrid`"
-        raise expected(argument, wanted, f"{spec!r}{hint}")
+        raise expected(argument, needed, f"{spec!r}{hint}")
     return MECHANISMS[spec]
 
 
@@ -104,8 +104,8 @@ def spell(thing: Any) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not thing:
-        wanted = "an object that its module can find, or 'package.module:function'"
-        raise expected("attention", wanted, f"{mechanism.name!r}")
+        needed = "an object that its module can find, or 'package.module:function'"
+        raise expected("attention", needed, f"{mechanism.name!r}")
     return f"{home}:{name}"
 
 
@@ -139,8 +139,8 @@ def as_causal(function: Callable[..., Any]) -> Callable[..., Any]:
     takes = accepted is None or "is_causal" in accepted
     if mechanism.causal is False or not takes:
         able = (name for name, one in MECHANISMS.items() if one.causal)
-        wanted = f"one with a causal form, as {', '.join(able)} have"
-        raise expected("attention", wanted, f"{mechanism.name!r}")
+        needed = f"one with a causal form, as {', '.join(able)} have"
+        raise expected("attention", needed, f"{mechanism.name!r}")
 
     # Without its module and name, by which `resolve` would take it for the mechanism.
     @functools.wraps(function, assigned=functools.WRAPPER_ASSIGNMENTS[2:])

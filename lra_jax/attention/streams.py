@@ -345,8 +345,8 @@ def make_step(
 def _state_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
     """The dtype of a stream's state; ``ValueError`` unless float32 or float64."""
     if jnp.dtype(dtype) not in (jnp.float32, jnp.float64):
-        wanted = "float32 or float64, because a state sums over all positions"
-        raise expected("dtype", wanted, jnp.dtype(dtype))
+        requirement = "float32 or float64, because a state sums over all positions"
+        raise expected("dtype", requirement, jnp.dtype(dtype))
     return jnp.dtype(dtype)
 
 

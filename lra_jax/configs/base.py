@@ -398,7 +398,7 @@ class Config:
           ValueError: a field unknown to this version, or to the task, or a value of the
             wrong type.
         """
-        wanted = "the fields of this version's Config"
+        needed = "the fields of this version's Config"
         try:
             data = find_task(values["task"]).data
             parts = {"train": TrainConfig, "pretrain": PretrainConfig}
@@ -411,7 +411,7 @@ class Config:
             fields = {n: v for n, v in values.items() if n not in ignored}
             config = cls(**{**fields, **nested})
         except (KeyError, TypeError) as error:
-            raise expected("config", wanted, reason(error)) from error
+            raise expected("config", needed, reason(error)) from error
         config.check_types()
         return config
 

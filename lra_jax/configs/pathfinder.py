@@ -113,14 +113,14 @@ class PathfinderData(GeneratedData):
             shares = []
         rising = all(a < b for a, b in itertools.pairwise(shares))
         if not shares or not rising or names != [n for n in easier if n in names]:
-            wanted = (
+            needed = (
                 "LEVEL:FRACTION,... with levels easier than --data.level and fractions "
                 "of the steps, both increasing, as in easy:0.3,intermediate:0.5"
             )
-            raise expected("--data.levels", wanted, f"{self.levels!r}")
+            raise expected("--data.levels", needed, f"{self.levels!r}")
         if self.path is not None:
-            wanted = "nothing with --data.path, which is one level"
-            raise expected("--data.levels", wanted, f"{self.levels!r}")
+            needed = "nothing with --data.path, which is one level"
+            raise expected("--data.levels", needed, f"{self.levels!r}")
 
 
 SIZES = {"pathfinder": 32, "pathfinder64": 64, "pathx": 128, "path256": 256}

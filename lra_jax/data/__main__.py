@@ -88,8 +88,8 @@ class SampleCommand(DataCommand):
         """See the base class."""
         super().check()
         if self.out is not None and get_task(self.task).image_shape is None:
-            wanted = f"nothing for --task={self.task}, which has no images"
-            raise expected("--out", wanted, repr(self.out))
+            needed = f"nothing for --task={self.task}, which has no images"
+            raise expected("--out", needed, repr(self.out))
         if self.file.suffix.lower() != ".png":
             raise expected("--out", "a file ending in .png", repr(self.out))
 
@@ -164,8 +164,8 @@ def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> N
 
     total = dataset.num_examples(command.split)
     if command.count > total:
-        wanted = f"1 to {total}, the examples of {command.split}"
-        raise expected("--count", wanted, command.count)
+        needed = f"1 to {total}, the examples of {command.split}"
+        raise expected("--count", needed, command.count)
     drawn = np.random.default_rng(command.seed).choice(total, command.count, False)
     indices = np.sort(drawn).tolist()
     examples = dataset.source(command.split).__getitems__(indices)

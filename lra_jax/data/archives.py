@@ -78,10 +78,10 @@ def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:
                 _download(archive, file)
     size = file.stat().st_size
     if archive.sha256 is not None and size != archive.size:
-        wanted = f"{archive.size:,} bytes, the size of the released file"
+        needed = f"{archive.size:,} bytes, the size of the released file"
         raise expected(
             str(file),
-            wanted,
+            needed,
             f"{size:,}. Delete it to download it again, or give a file of your own as "
             "--data.path",
         )
@@ -130,8 +130,8 @@ def opened(
       ValueError: the file is not gzipped, or the archive is truncated or damaged.
     """
     if not may_be_gzip(file):
-        wanted = f"{archive.describe()}, gzipped, or a folder with its files"
-        raise expected(str(file), wanted, "a file of another kind")
+        needed = f"{archive.describe()}, gzipped, or a folder with its files"
+        raise expected(str(file), needed, "a file of another kind")
     try:
         with (
             open_regular(file) as packed,

@@ -70,8 +70,8 @@ class BatchPlan:
 
     def __getitem__(self, step: int) -> Batch:
         if not 0 <= step < self._num_steps:
-            wanted = f"0..{self._num_steps - 1}"
-            raise IndexError(str(expected("step", wanted, step)))
+            needed = f"0..{self._num_steps - 1}"
+            raise IndexError(str(expected("step", needed, step)))
         epoch = self.epoch(step)
         bucket, ids = self._epoch(epoch)
         index = step - self._steps_before(epoch)

@@ -41,8 +41,8 @@ def resolve_buckets(
             return (max_length,)
         return choose_buckets(lengths, longest, max_length)
     if resolved[-1] < longest:
-        wanted = f"lengths that reach the longest sequence, {longest} tokens"
-        raise expected("buckets", wanted, repr(buckets))
+        needed = f"lengths that reach the longest sequence, {longest} tokens"
+        raise expected("buckets", needed, repr(buckets))
     return resolved
 
 
@@ -108,8 +108,8 @@ def parse_buckets(buckets: Buckets) -> tuple[int, ...]:
     except (TypeError, ValueError):
         resolved = ()
     if not resolved:
-        wanted = '"auto", "none" or integers such as "768,1024,2000"'
-        raise expected("buckets", wanted, repr(buckets))
+        needed = '"auto", "none" or integers such as "768,1024,2000"'
+        raise expected("buckets", needed, repr(buckets))
     if any(b <= a for a, b in zip((0, *resolved), resolved, strict=False)):
         raise expected("buckets", "increasing positive lengths", repr(buckets))
     return resolved

@@ -185,8 +185,8 @@ class _Recorder:
         for array in record.values():
             if self._image_shape and array.shape != (math.prod(self._image_shape),):
                 rows, columns = self._image_shape
-                wanted = f"an image of {rows} x {columns} pixels"
-                raise expected(place, wanted, f"{array.size} numbers")
+                requirement = f"an image of {rows} x {columns} pixels"
+                raise expected(place, requirement, f"{array.size} numbers")
 
 
 def prepare(

@@ -151,6 +151,6 @@ class _Records(Source):
         try:
             return read(where)
         except Exception as error:  # From array_record, in its own words.
-            wanted = "expected records that can be read"
-            message = f"{self._folder}: {wanted}, got {on_one_line(error)}"
+            needed = "expected records that can be read"
+            message = f"{self._folder}: {needed}, got {on_one_line(error)}"
             raise OSError(message) from error

@@ -35,8 +35,8 @@ def find(path: str | os.PathLike) -> dict[str, pathlib.Path]:
     files = originals.split_files(root, "listops-1000", FILES)
     if files is None:
         got = f"{root}, {'a file' if root.is_file() else 'with none of them'}"
-        wanted = f"a folder with {', '.join(FILES.values())}, or with listops-1000/"
-        raise expected("--data.path", wanted, got)
+        needed = f"a folder with {', '.join(FILES.values())}, or with listops-1000/"
+        raise expected("--data.path", needed, got)
     return files
 
 

@@ -65,12 +65,12 @@ class Grammar:
         # Lengths are strictly between the two.
         least = max(self.min_length + 1, SHORTEST_OPERATOR) + 1
         if self.max_length < least:
-            wanted = f"at least {least} with min_length={self.min_length}"
-            raise expected("max_length", wanted, self.max_length)
+            needed = f"at least {least} with min_length={self.min_length}"
+            raise expected("max_length", needed, self.max_length)
         if self.longest() <= self.min_length:
             limits = f"max_depth={self.max_depth} and max_args={self.max_args}"
-            wanted = f"less than {self.longest()}, the longest tree with {limits}"
-            raise expected("min_length", wanted, self.min_length)
+            needed = f"less than {self.longest()}, the longest tree with {limits}"
+            raise expected("min_length", needed, self.min_length)
 
     def longest(self) -> int:
         """Number of tokens in the largest tree of this depth, at most `max_length`."""

@@ -173,13 +173,13 @@ def generate(
     """
     drawn = {}
     for split, (count, draw) in splits.items():
-        place, wanted = f"the {split} split of {name}", "examples that fit into memory"
+        place, needed = f"the {split} split of {name}", "examples that fit into memory"
         if count > _MOST:
             raise expected(place, f"at most {_MOST:,} examples", f"{count:,}")
         try:
             drawn[split] = draw(stream_of(seed, split), count)
         except MemoryError as error:
-            raise expected(place, wanted, f"more: {error}") from None
+            raise expected(place, needed, f"more: {error}") from None
     return MemoryDataset(name, drawn, vocab_size=vocab_size, num_classes=num_classes)
 
 
@@ -223,8 +223,8 @@ def generate_by_length(
         if least < shortest:
             raise expected(f"--data.{names[0]}", f"at least {shortest}", least)
         if most < least:
-            wanted = f"at least --data.{names[0]}={least}"
-            raise expected(f"--data.{names[1]}", wanted, most)
+            needed = f"at least --data.{names[0]}={least}"
+            raise expected(f"--data.{names[1]}", needed, most)
 
     def between(least: int, most: int) -> Generator:
         return functools.partial(draw, least=least, most=most)
@@ -262,6 +262,6 @@ def _parse_lengths(name: str, text: str, floor: int) -> list[int]:
     except ValueError:
         lengths = [0]
     if len(set(lengths)) < len(lengths) or min(lengths, default=floor) < floor:
-        wanted = f"distinct lengths of at least {floor}, as in 64,256"
-        raise expected(name, wanted, f"{text!r}")
+        needed = f"distinct lengths of at least {floor}, as in 64,256"
+        raise expected(name, needed, f"{text!r}")
     return lengths

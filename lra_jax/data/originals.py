@@ -111,6 +111,6 @@ def split_files(
         if not missing:
             return files
         if len(missing) < len(names):
-            wanted = ", ".join(names.values())
-            raise expected(str(folder), wanted, f"no {', '.join(missing)}")
+            needed = ", ".join(names.values())
+            raise expected(str(folder), needed, f"no {', '.join(missing)}")
     return None

@@ -174,8 +174,8 @@ def _split(
     seed: int,
 ) -> builder.Splits:
     if len(samples) < _LEAST_FILES:
-        wanted = f"at least {_LEAST_FILES} images, for three splits"
-        raise expected(str(folder), wanted, len(samples))
+        needed = f"at least {_LEAST_FILES} images, for three splits"
+        raise expected(str(folder), needed, len(samples))
     order = np.random.default_rng(seed).permutation(len(samples))
     tenth = len(samples) // 10
     cuts = np.split(order, [len(samples) - 2 * tenth, len(samples) - tenth])

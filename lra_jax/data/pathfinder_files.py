@@ -67,15 +67,15 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
     known("level", level, FOLDERS)
     root = checks.existing(path)
     if root.name in FOLDERS.values() and root.name != FOLDERS[level]:
-        wanted = f"{FOLDERS[level]}, which has the images of level {level}"
-        raise expected("--data.path", wanted, root)
+        requirement = f"{FOLDERS[level]}, which has the images of level {level}"
+        raise expected("--data.path", requirement, root)
     below = pathlib.Path(f"pathfinder{size}") / FOLDERS[level]
     for folder in (root / FOLDERS[level], *originals.in_release(root, below)):
         if (folder / "metadata").is_dir() and (folder / "imgs").is_dir():
             return folder
     got = f"{root}, {'a file; unpack it' if root.is_file() else 'without them'}"
-    wanted = f"a folder with metadata/ and imgs/, or with {below}/"
-    raise expected("--data.path", wanted, got)
+    requirement = f"a folder with metadata/ and imgs/, or with {below}/"
+    raise expected("--data.path", requirement, got)
 
 
 def list_samples(
@@ -145,10 +145,10 @@ def read(samples: Iterable[Sample], size: int) -> Iterator[tuple[np.ndarray, int
 
 def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
     """The pixels of a PNG, after checking in its header that it is grey and fits."""
-    wanted = f"a grey PNG of {size} x {size} pixels with 8 bits"
+    requirement = f"a grey PNG of {size} x {size} pixels with 8 bits"
     stored = file.stat().st_size
     if stored > _HEADER_BYTES + 2 * size**2:
-        raise expected(str(file), wanted, f"{stored:,} bytes")
+        raise expected(str(file), requirement, f"{stored:,} bytes")
     data = read_bytes(file)
     try:
         # Pillow warns about large images.
@@ -162,7 +162,7 @@ def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
             return np.asarray(Image.open(io.BytesIO(data), formats=["PNG"]))
     except (*_NOT_WHOLE, Image.DecompressionBombError) as error:
         raise expected(str(file), "a whole PNG", error) from None
-    raise expected(str(file), wanted, "{} of shape {}".format(*kind))
+    raise expected(str(file), requirement, "{} of shape {}".format(*kind))
 
 
 def _check_pixels(data: bytes, size: int) -> None:

@@ -121,8 +121,8 @@ def train_iterator(
     reader = _Reader(dataset, "train")
     warmup = LengthWarmup.parse(length_warmup, num_steps)
     if warmup.stages and dataset.image_shape is not None:
-        wanted = "none for images, which it would cut"
-        raise expected("length_warmup", wanted, f"{length_warmup!r}")
+        needed = "none for images, which it would cut"
+        raise expected("length_warmup", needed, f"{length_warmup!r}")
 
     def load(step: int) -> dict[str, np.ndarray]:
         batch = plan[step]

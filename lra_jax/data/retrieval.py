@@ -104,8 +104,8 @@ def _read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
     for number, line in enumerate(read_lines(file), 1):
         columns, place = line.rstrip(b"\r\n").split(b"\t"), f"{file}, line {number}"
         if len(columns) != len(_COLUMNS):
-            wanted = f"{len(_COLUMNS)} columns ({', '.join(_COLUMNS)})"
-            raise expected(place, wanted, len(columns))
+            needed = f"{len(_COLUMNS)} columns ({', '.join(_COLUMNS)})"
+            raise expected(place, needed, len(columns))
         label, _, _, *texts = columns
         if label.strip() not in _LABELS:
             shown = label.decode("utf-8", errors="replace")
@@ -130,9 +130,9 @@ def _files(root: pathlib.Path) -> list[pathlib.Path]:
 def _find(root: pathlib.Path) -> dict[str, pathlib.Path]:
     files = originals.split_files(root, "tsv_data", FILES)
     if files is None:
-        wanted = f"{', '.join(FILES.values())}, in it or in tsv_data/"
+        needed = f"{', '.join(FILES.values())}, in it or in tsv_data/"
         got = f"{root}, which holds none of them"
-        raise expected("--data.path", f"{ARCHIVE.name}, or a folder with {wanted}", got)
+        raise expected("--data.path", f"{ARCHIVE.name}, or a folder with {needed}", got)
     return files
 
 

@@ -100,9 +100,9 @@ class Curriculum(Stages):
         for limit, end in self.stages:
             ids = np.flatnonzero(lengths <= limit)
             if len(ids) < batch_size:
-                wanted = f"lengths that cover at least a batch, {batch_size} examples"
+                needed = f"lengths that cover at least a batch, {batch_size} examples"
                 got = f"{limit}, which covers {len(ids)}"
-                raise expected(f"--train.{self.name}", wanted, got)
+                raise expected(f"--train.{self.name}", needed, got)
             stages.append(Stage(ids, end))
         if not stages or stages[-1].end < num_steps:
             stages.append(Stage(np.arange(len(lengths)), num_steps))

@@ -236,8 +236,8 @@ def _held_out(reviews: Reviews, seed: int) -> dict[str, list[tuple[bytes, int]]]
                 held_out.add(whole)
                 left -= count
         if not held_out:
-            wanted = "at least 10 reviews, to hold a tenth out without its copies"
-            raise expected(f"train/{label}", wanted, len(train))
+            needed = "at least 10 reviews, to hold a tenth out without its copies"
+            raise expected(f"train/{label}", needed, len(train))
         for review in train:
             split = "valid" if review.whole in held_out else "train"
             parts[split].append((review.text, number))

@@ -54,8 +54,8 @@ def find(root: pathlib.Path, suffixes: tuple[str, ...]) -> dict[str, SplitFiles]
     missing = [file for file in listed(layout) if not file.is_file()]
     if missing:
         names = ", ".join(str(file.relative_to(root)) for file in missing)
-        wanted = "a file of sequences and one of labels for each split"
-        raise expected(str(root), wanted, f"no {names}")
+        needed = "a file of sequences and one of labels for each split"
+        raise expected(str(root), needed, f"no {names}")
     return layout
 
 
@@ -93,8 +93,8 @@ def _count(files: SplitFiles) -> int:
     }
     if len(set(counts.values())) != 1 or 0 in counts.values():
         each = ", ".join(f"{file.name}: {n}" for file, n in counts.items())
-        wanted = "files with the same number of lines, at least one"
-        raise expected(str(files.labels.parents[1]), wanted, each)
+        needed = "files with the same number of lines, at least one"
+        raise expected(str(files.labels.parents[1]), needed, each)
     return counts[files.labels]
 
 

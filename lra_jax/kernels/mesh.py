@@ -38,18 +38,20 @@ def parts(batch: int) -> int | None:
     return count if splits and set(mesh.axis_types) == {AxisType.Auto} else None
 
 
-def on_each_device(attend: Callable[[Inputs], jax.Array], given: Inputs) -> jax.Array:
-    """``attend(given)``, `[B, T, N, Hv]`, by `parts`."""
-    batch, _, heads, _ = given.query.shape
+def on_each_device(
+    attend: Callable[[Inputs], jax.Array], operands: Inputs
+) -> jax.Array:
+    """``attend(operands)``, `[B, T, N, Hv]`, by `parts`."""
+    batch, _, heads, _ = operands.query.shape
     if (parts(batch) or 1) == 1:
-        return attend(given)
+        return attend(operands)
 
     # Arrays pass with their heads side by side: of others, whose heads are split off
     # before this call and merged again inside, a TPU's compiler makes copies.
-    def local(given: Inputs) -> jax.Array:
-        return _merged(attend(_changed(given, lambda x: _by_head(x, heads))))
+    def local(operands: Inputs) -> jax.Array:
+        return _merged(attend(_changed(operands, lambda x: _by_head(x, heads))))
 
-    return _by_head(by_sample(local, _changed(given, _merged)), heads)
+    return _by_head(by_sample(local, _changed(operands, _merged)), heads)
 
 
 def by_sample(function: Callable[..., Result], *arrays: Any) -> Result:
@@ -66,10 +68,12 @@ def by_sample(function: Callable[..., Result], *arrays: Any) -> Result:
     return jax.shard_map(function, in_specs=samples, out_specs=samples)(*arrays)
 
 
-def _changed(given: Inputs, change: Callable[[jax.Array], jax.Array]) -> Inputs:
+def _changed(operands: Inputs, change: Callable[[jax.Array], jax.Array]) -> Inputs:
     """The inputs with query, key and value in another form."""
-    return given._replace(
-        query=change(given.query), key=change(given.key), value=change(given.value)
+    return operands._replace(
+        query=change(operands.query),
+        key=change(operands.key),
+        value=change(operands.value),
     )
 
 

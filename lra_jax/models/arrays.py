@@ -87,14 +87,14 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
     for name, (_, leaf) in zip(names, leaves, strict=True):
         # A number is not an array, but `save_arrays` takes it as one.
         like_leaf = leaf if hasattr(leaf, "dtype") else _whole(name, leaf)
-        wanted = f"{name} of {like_leaf.dtype}{list(like_leaf.shape)}"
+        needed = f"{name} of {like_leaf.dtype}{list(like_leaf.shape)}"
         if name not in arrays:
-            raise expected(str(file), wanted, "none")
+            raise expected(str(file), needed, "none")
         array = arrays[name]
         if stored[name].endswith("64") and array.dtype.itemsize < 8:
-            raise expected(str(file), wanted, f"{stored[name]}; set jax_enable_x64")
+            raise expected(str(file), needed, f"{stored[name]}; set jax_enable_x64")
         if (array.shape, array.dtype) != (tuple(like_leaf.shape), like_leaf.dtype):
-            raise expected(str(file), wanted, f"{array.dtype}{list(array.shape)}")
+            raise expected(str(file), needed, f"{array.dtype}{list(array.shape)}")
     return jax.tree.unflatten(structure, [arrays[name] for name in names])
 
 

@@ -403,8 +403,8 @@ class MultiHeadAttention(nnx.Module):
         """Mainly for a user's function: `[B, 1, N, Hv]` would broadcast."""
         name = f"output of attention {self.mechanism.name!r}"
         if not hasattr(out, "shape"):
-            wanted = layout("B T N Hv", *shape)
-            raise expected(name, wanted, a_thing(out))
+            needed = layout("B T N Hv", *shape)
+            raise expected(name, needed, a_thing(out))
         check_shape(name, out, "B T N Hv", *shape)
 
     def _carried(self, memory: jax.Array | None, summary: jax.Array) -> jax.Array:

@@ -114,11 +114,11 @@ class AttentionConfig(SharedConfig):
         super().__post_init__()
         width = self.qkv_features or self.in_features
         if width % self.num_heads:
-            wanted = f"a divisor of qkv_features={width}"
-            raise expected("num_heads", wanted, self.num_heads)
+            needed = f"a divisor of qkv_features={width}"
+            raise expected("num_heads", needed, self.num_heads)
         if self.num_heads % (self.num_kv_heads or 1):
-            wanted = f"a divisor of num_heads={self.num_heads}"
-            raise expected("num_kv_heads", wanted, self.num_kv_heads)
+            needed = f"a divisor of num_heads={self.num_heads}"
+            raise expected("num_kv_heads", needed, self.num_kv_heads)
         self._check_mechanism()
         if self.conv_grid is not None:
             check_sides("conv_grid", self.conv_grid)
@@ -132,16 +132,16 @@ class AttentionConfig(SharedConfig):
         split_options(mechanism, dict(self.options or ()))
         causal = mechanism.causal is not False and self.accepts("is_causal")
         if self.is_causal and not causal:
-            wanted = "one with a causal form, for is_causal=True"
-            raise expected("mechanism", wanted, name)
+            needed = "one with a causal form, for is_causal=True"
+            raise expected("mechanism", needed, name)
         free = mechanism.layout is None and {"key", "value"} <= projections
         if self.num_kv_heads is not None and not free:
-            wanted = f"None for {name}, which has its own heads"
-            raise expected("num_kv_heads", wanted, self.num_kv_heads)
+            needed = f"None for {name}, which has its own heads"
+            raise expected("num_kv_heads", needed, self.num_kv_heads)
         if self.rotary:
             if not {"query", "key"} <= projections:
-                wanted = "a mechanism that has queries and keys to rotate"
-                raise expected("rotary", wanted, name)
+                needed = "a mechanism that has queries and keys to rotate"
+                raise expected("rotary", needed, name)
             check_even("rotary", self.widths.head_dim, "head width H")
         # Without a projection, that end of the layer is as wide as the heads.
         width = self.widths.num_heads * self.widths.value_dim
@@ -189,8 +189,8 @@ class AttentionConfig(SharedConfig):
         except Exception as error:
             if isinstance(error, ValueError) and ": expected " in str(error):
                 raise
-            wanted = f"{self.mechanism.name!r} to make an nnx.Module"
-            raise expected("attention", wanted, repr(error)) from error
+            needed = f"{self.mechanism.name!r} to make an nnx.Module"
+            raise expected("attention", needed, repr(error)) from error
         return registry.accepted_keywords(made)
 
     @functools.cached_property
@@ -222,8 +222,8 @@ class AttentionConfig(SharedConfig):
         taken = {name: x for name, x in known.items() if name in named(make)}
         made = make(**taken, **self.parameter_options)
         if not isinstance(made, nnx.Module) or not callable(made):
-            wanted = f"{self.mechanism.name!r} to make an nnx.Module with a __call__"
-            raise expected("attention", wanted, a_thing(made))
+            needed = f"{self.mechanism.name!r} to make an nnx.Module with a __call__"
+            raise expected("attention", needed, a_thing(made))
         own.check_call(made, self.mechanism.name)
         return made
 
@@ -310,28 +310,28 @@ class EncoderConfig(EncoderSettings, SharedConfig):
     def _check_order(self) -> None:
         """Refuses what would show later positions, or lose running means."""
         if self.is_causal and self.cls_token:
-            wanted = "False with is_causal, where the first position sees no other"
-            raise expected("cls_token", wanted, True)
+            needed = "False with is_causal, where the first position sees no other"
+            raise expected("cls_token", needed, True)
         if self.is_causal and self.norm != "layer":
-            wanted = "'layer' with is_causal, where no position sees later ones"
-            raise expected("norm", wanted, f"{self.norm!r}")
+            needed = "'layer' with is_causal, where no position sees later ones"
+            raise expected("norm", needed, f"{self.norm!r}")
         if self.remat and self.norm == "batch":
-            wanted = "False with norm='batch', whose running means must be kept"
-            raise expected("remat", wanted, True)
+            needed = "False with norm='batch', whose running means must be kept"
+            raise expected("remat", needed, True)
 
     def _check_images(self) -> None:
         """Refuses what needs pixels or patches, seen alike, where there are none."""
         if self.positions == "learned_2d" and self.grid is None:
-            wanted = "the rows and columns of the images for positions='learned_2d'"
-            raise expected("grid", wanted, None)
+            needed = "the rows and columns of the images for positions='learned_2d'"
+            raise expected("grid", needed, None)
         option = any(block.get("grid") is True for block in self.block_options)
         for name, kind, used in (
             ("conv_grid", "", self.conv_grid),
             ("grid", "the option ", option),
         ):
             if used and self.grid is None:
-                wanted = f"an image task for {name}=True"
-                raise expected(name, wanted, "one without images")
+                needed = f"an image task for {name}=True"
+                raise expected(name, needed, "one without images")
             for other in ("cls_token", "is_causal"):
                 if used and getattr(self, other):
                     raise expected(other, f"False with {kind}{name}=True", True)
@@ -341,31 +341,31 @@ class EncoderConfig(EncoderSettings, SharedConfig):
             raise expected("patch", "1 without images", self.patch)
         rows, columns = self.grid
         if rows % self.patch or columns % self.patch:
-            wanted = f"a divisor of both sides of {rows} x {columns} images"
-            raise expected("patch", wanted, self.patch)
+            needed = f"a divisor of both sides of {rows} x {columns} images"
+            raise expected("patch", needed, self.patch)
         if self.inputs != "linear":
-            wanted = "1 with inputs='embedding', which has a row for each pixel value"
-            raise expected("patch", wanted, self.patch)
+            needed = "1 with inputs='embedding', which has a row for each pixel value"
+            raise expected("patch", needed, self.patch)
 
     def _check_hybrid(self) -> None:
         names = ", ".join(one.name for one in self._turn)
         if self._main not in self._turn:
-            wanted = f"mechanisms with {self._main.name!r} among them"
-            raise expected("hybrid", wanted, names)
+            needed = f"mechanisms with {self._main.name!r} among them"
+            raise expected("hybrid", needed, names)
         if len(self._turn) > self.num_layers:
-            wanted = f"at most one for each of the {self.num_layers} blocks"
-            raise expected("hybrid", wanted, f"{len(self._turn)}: {names}")
+            needed = f"at most one for each of the {self.num_layers} blocks"
+            raise expected("hybrid", needed, f"{len(self._turn)}: {names}")
         for name, value in dict(self.options or ()).items():
             if isinstance(value, tuple):
-                wanted = "one value with hybrid"
-                raise expected(name, wanted, "/".join(map(str, value)))
+                needed = "one value with hybrid"
+                raise expected(name, needed, "/".join(map(str, value)))
         if self.shares_parameters:
-            wanted = "another value with hybrid, whose blocks have arrays of their own"
-            raise expected("sharing", wanted, "'layerwise'")
+            needed = "another value with hybrid, whose blocks have arrays of their own"
+            raise expected("sharing", needed, "'layerwise'")
         for one in self._turn:
             if one.memory is not None and not self.is_causal:
-                wanted = "mechanisms that pass no memory to the next block"
-                raise expected("hybrid", wanted, f"{one.name!r}")
+                needed = "mechanisms that pass no memory to the next block"
+                raise expected("hybrid", needed, f"{one.name!r}")
 
     @functools.cached_property
     def _main(self) -> registry.Mechanism:
@@ -473,8 +473,8 @@ def make_config(
     for name in settings:
         if name not in fields:
             hint = did_you_mean(_ALIASES.get(name, name), fields)
-            wanted = f"a setting of {kind.__name__}"
-            raise expected(name, wanted, f"an unknown one{hint}")
+            needed = f"a setting of {kind.__name__}"
+            raise expected(name, needed, f"an unknown one{hint}")
     if config is None:
         return kind(**settings)
     return dataclasses.replace(config, **settings)
@@ -491,9 +491,9 @@ def _options_by_block(
     """
     for name, value in options.items():
         if isinstance(value, tuple) and len(value) != num_layers:
-            wanted = f"one value, or one for each of the {num_layers} blocks"
+            needed = f"one value, or one for each of the {num_layers} blocks"
             got = f"{len(value)}: {'/'.join(map(str, value))}"
-            raise expected(name, wanted, got)
+            raise expected(name, needed, got)
     blocks = [
         {k: v[index] if isinstance(v, tuple) else v for k, v in options.items()}
         for index in range(num_layers)
@@ -501,8 +501,8 @@ def _options_by_block(
     if any(block.get("sharing") == "layerwise" for block in blocks):
         for name, value in options.items():
             if len({repr(block[name]) for block in blocks}) > 1:
-                wanted = "one value for all blocks, which share their arrays"
-                raise expected(name, f"{wanted} with sharing=layerwise", value)
+                needed = "one value for all blocks, which share their arrays"
+                raise expected(name, f"{needed} with sharing=layerwise", value)
     return blocks
 
 

@@ -121,8 +121,8 @@ def _check_prompts(mask: jax.Array) -> None:
     """Refuses a prompt without a real token, after which no token is the next."""
     real = known_values(mask)
     if real is not None and not real.any(1).all():
-        wanted = "at least one real token of each prompt"
-        raise expected("mask", wanted, "a row of padding")
+        needed = "at least one real token of each prompt"
+        raise expected("mask", needed, "a row of padding")
 
 
 def _embedded(

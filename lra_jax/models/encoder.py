@@ -252,8 +252,8 @@ class TransformerEncoder(nnx.Module):
         check_shape("tokens", tokens, "B T", None, None)
         batch, length = tokens.shape
         if length > config.max_length:
-            wanted = f"[B, T] with T <= max_length={config.max_length}"
-            raise expected("tokens", wanted, tokens.shape)
+            needed = f"[B, T] with T <= max_length={config.max_length}"
+            raise expected("tokens", needed, tokens.shape)
         mask = checked("mask", mask, "B T", {1, batch}, length)
         if hidden is not None:
             self._check_hidden(hidden, tokens)
@@ -328,8 +328,8 @@ class TransformerEncoder(nnx.Module):
         if self.hidden is None:
             raise expected("hidden", "None without reconstructs=True", "an array")
         if self.config.patch > 1:
-            wanted = f"None with patch={self.config.patch}"
-            raise expected("hidden", wanted, "an array")
+            needed = f"None with patch={self.config.patch}"
+            raise expected("hidden", needed, "an array")
         check_shape("hidden", hidden, "B T", *tokens.shape)
 
     def _documents(

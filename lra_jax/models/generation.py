@@ -236,9 +236,9 @@ def _prompts(
             got = f"{prompt.dtype}{list(prompt.shape)}"
             raise expected("prompts", "integers [T] with T > 0", got)
         if prompt.min() < 0 or prompt.max() >= size:
-            wanted = f"ids of the vocabulary, from 0 to {size - 1}"
-            raise expected("prompts", wanted, f"{prompt.min()} to {prompt.max()}")
+            needed = f"ids of the vocabulary, from 0 to {size - 1}"
+            raise expected("prompts", needed, f"{prompt.min()} to {prompt.max()}")
         if limit is not None and len(prompt) + num_tokens > limit:
-            wanted = f"at most max_length={limit} with num_tokens={num_tokens}"
-            raise expected("prompts", wanted, f"{len(prompt)} tokens")
+            needed = f"at most max_length={limit} with num_tokens={num_tokens}"
+            raise expected("prompts", needed, f"{len(prompt)} tokens")
     return batch

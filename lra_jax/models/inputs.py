@@ -140,14 +140,14 @@ def known_values(array: jax.Array) -> np.ndarray | None:
     return np.asarray(array)
 
 
-def _check_range(name: str, array: jax.Array, wanted: str, most: int) -> None:
+def _check_range(name: str, array: jax.Array, needed: str, most: int) -> None:
     """Raises ``ValueError`` unless these are integers, from 0 to ``most`` if known."""
     _check_integers(name, array)
     known = known_values(array)
     if known is None or not known.size:
         return
     if known.min() < 0 or known.max() > most:
-        raise expected(name, wanted, f"from {known.min()} to {known.max()}")
+        raise expected(name, needed, f"from {known.min()} to {known.max()}")
 
 
 def _check_integers(name: str, array: jax.Array) -> None:
@@ -197,7 +197,7 @@ def _grid_rows(cls_token: bool, parameters: Any, length: int) -> jax.Array:
     rows, columns = parameters["rows"][...], parameters["columns"][...]
     pixels = rows.shape[0] * columns.shape[0]
     if length != pixels + cls_token:
-        wanted = f"T={pixels}, an image of {rows.shape[0]} x {columns.shape[0]}"
-        raise expected("tokens", wanted, f"T={length - cls_token}")
+        needed = f"T={pixels}, an image of {rows.shape[0]} x {columns.shape[0]}"
+        raise expected("tokens", needed, f"T={length - cls_token}")
     table = (rows[:, None, :] + columns[None, :, :]).reshape(pixels, -1)
     return jnp.pad(table, ((int(cls_token), 0), (0, 0)))

@@ -30,8 +30,8 @@ class LanguageModel(TokenModel):
     def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
         super().__init__(vocab_size, rngs=rngs, **settings)
         if self.encoder.config.inputs != "embedding":
-            wanted = "'embedding' for a language model"
-            raise expected("inputs", wanted, repr(self.encoder.config.inputs))
+            needed = "'embedding' for a language model"
+            raise expected("inputs", needed, repr(self.encoder.config.inputs))
         adaptive = self.encoder.config.cutoffs
         bias = None if adaptive else nnx.Param(jnp.zeros((vocab_size,), jnp.float32))
         self.bias: Any = bias

@@ -163,10 +163,10 @@ class PretrainedEncoder(nnx.Module):
     ):
         self.config = config
         if dict(options or ()).get("sharing") == "layerwise":
-            wanted = (
+            requirement = (
                 "another, since each block of a pretrained model has its own arrays"
             )
-            raise expected("sharing", wanted, "'layerwise'")
+            raise expected("sharing", requirement, "'layerwise'")
         width = config.embed_dim
         rows = config.max_length + _UNUSED.get(config.kind, 0)
         self.embed = nnx.Embed(config.vocab_size, width, rngs=rngs)
@@ -226,8 +226,8 @@ class PretrainedEncoder(nnx.Module):
         check_shape("tokens", tokens, "B T", None, None)
         config, (batch, length) = self.config, tokens.shape
         if length > config.max_length:
-            wanted = f"[B, T] with T <= {config.max_length}"
-            raise expected("tokens", wanted, tokens.shape)
+            requirement = f"[B, T] with T <= {config.max_length}"
+            raise expected("tokens", requirement, tokens.shape)
         mask = checked("mask", mask, "B T", {1, batch}, length)
         if token_types is not None:
             self._check_types(token_types, batch, length)
@@ -267,8 +267,8 @@ class PretrainedEncoder(nnx.Module):
     def _check_types(self, token_types: jax.Array, batch: int, length: int) -> None:
         config = self.config
         if self.token_types is None:
-            wanted = f"None, since a {config.kind} model has no token types"
-            raise expected("token_types", wanted, "an array")
+            requirement = f"None, since a {config.kind} model has no token types"
+            raise expected("token_types", requirement, "an array")
         check_shape("token_types", token_types, "B T", batch, length)
         check_ids("token_types", token_types, config.token_types, "types")
 
@@ -305,18 +305,18 @@ def from_softmax(
     needed = {"query", "key", "value", "out"}
     entry = resolve(mechanism, "mechanism")
     if not needed <= set(entry.projections):
-        wanted = "one with queries, keys, values and an output to project"
-        raise expected("mechanism", wanted, f"{entry.name!r}")
+        requirement = "one with queries, keys, values and an output to project"
+        raise expected("mechanism", requirement, f"{entry.name!r}")
     if not isinstance(source, str | os.PathLike):
         return _of_ours(source, mechanism, options, rngs)
     folder = expand_home(source, "source")
     if not (folder / "config.json").exists():
-        wanted = "a folder with the config.json of a BERT, RoBERTa or GPT-2"
-        raise expected("source", wanted, f"{folder}, which has none")
+        requirement = "a folder with the config.json of a BERT, RoBERTa or GPT-2"
+        raise expected("source", requirement, f"{folder}, which has none")
     if (folder / FILE).with_suffix(".json").exists():
-        wanted = "a folder of a BERT, RoBERTa or GPT-2, or a loaded model"
+        requirement = "a folder of a BERT, RoBERTa or GPT-2, or a loaded model"
         raise expected(
-            "source", wanted, f"the run {folder}: pass `load(...)` of it instead"
+            "source", requirement, f"the run {folder}: pass `load(...)` of it instead"
         )
     config = read_config(folder / "config.json")
     weights = _Noting(read_weights(*_weight_files(folder)))
@@ -336,9 +336,9 @@ def read_config(file: Path) -> PretrainedConfig:
       ValueError: it is missing, of another kind of model, or of one that computes
         something else.
     """
-    wanted = "the config of a BERT, RoBERTa or GPT-2"
+    requirement = "the config of a BERT, RoBERTa or GPT-2"
     try:
-        values = read_json(file, wanted)
+        values = read_json(file, requirement)
         kind = known("model_type", values["model_type"], _READERS)
         if kind == "gpt2":
             config = PretrainedConfig(
@@ -367,7 +367,7 @@ def read_config(file: Path) -> PretrainedConfig:
                 token_types=values.get("type_vocab_size", 2),
             )
     except (OSError, KeyError, TypeError) as error:
-        raise expected(str(file), wanted, reason(error)) from error
+        raise expected(str(file), requirement, reason(error)) from error
     try:
         for name in ("vocab_size", "max_length", "num_layers", "embed_dim", "mlp_dim"):
             check_size(name, getattr(config, name))
@@ -409,8 +409,10 @@ def _weight_files(folder: Path) -> list[Path]:
     file, index = (folder / f"model.safetensors{end}" for end in ("", ".index.json"))
     if file.exists() or not index.exists():
         if not file.exists() and any(folder.glob("*.bin")):
-            wanted = "safetensors files (`save_pretrained` of transformers writes them)"
-            raise expected("source", wanted, f"{folder} with .bin files")
+            requirement = (
+                "safetensors files (`save_pretrained` of transformers writes them)"
+            )
+            raise expected("source", requirement, f"{folder} with .bin files")
         return [file]
     try:
         places = parse_json(read_bytes(index))["weight_map"]
@@ -440,10 +442,10 @@ def _check_layers(weights: _Noting, config: PretrainedConfig) -> None:
         layer = re.match(r"(?:encoder\.layer|h)\.(\d+)\.", name)
         if layer is None or name[layer.end() :] in _BUFFERS:
             continue
-        wanted = f"{config.num_layers} layers, as config.json says"
+        requirement = f"{config.num_layers} layers, as config.json says"
         if int(layer[1]) < config.num_layers:
-            wanted = f"the arrays of a plain {config.kind} layer"
-        raise expected("model.safetensors", wanted, f"{name} as well")
+            requirement = f"the arrays of a plain {config.kind} layer"
+        raise expected("model.safetensors", requirement, f"{name} as well")
 
 
 def bert_arrays(weights: Weights, num_layers: int) -> dict[str, np.ndarray]:
@@ -518,11 +520,11 @@ def _get(weights: Weights, name: str, *shape: int) -> np.ndarray:
         raise expected("model.safetensors", f"an array {name}", "none")
     array = weights[name]
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        wanted = f"{name} of a floating dtype, not quantised"
-        raise expected("model.safetensors", wanted, array.dtype)
+        requirement = f"{name} of a floating dtype, not quantised"
+        raise expected("model.safetensors", requirement, array.dtype)
     if shape and array.shape != shape:
-        wanted = f"{name} of shape {shape}"
-        raise expected("model.safetensors", wanted, array.shape)
+        requirement = f"{name} of shape {shape}"
+        raise expected("model.safetensors", requirement, array.shape)
     return array.astype(np.float32)
 
 
@@ -555,8 +557,8 @@ def fill(model: nnx.Module, arrays: Mapping[str, Any], source: str) -> None:
         # A copy: training one of two models must not overwrite the other's arrays.
         array = jnp.array(left.pop(name), variable.dtype)
         if array.shape != variable.shape:
-            wanted = f"{name} of shape {variable.shape}"
-            raise expected(source, wanted, array.shape)
+            requirement = f"{name} of shape {variable.shape}"
+            raise expected(source, requirement, array.shape)
         variable[...] = array
     if left:
         raise expected(source, "no further arrays", ", ".join(left))
@@ -576,8 +578,8 @@ def _of_ours(
         raise expected("source", "a model of softmax attention", got)
     entry = resolve(mechanism)
     if config.gate and any(g.name == "gate" for g in entry.gates):
-        wanted = "one without a gate, since the source has its own"
-        raise expected("mechanism", wanted, f"{entry.name!r}")
+        requirement = "one without a gate, since the source has its own"
+        raise expected("mechanism", requirement, f"{entry.name!r}")
     config = dataclasses.replace(
         config, mechanism=mechanism, options=options, hybrid=()
     )

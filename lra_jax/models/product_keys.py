@@ -49,8 +49,8 @@ def memory_sizes(options: Mapping[str, Any]) -> dict[str, int]:
     sizes = {n: check_size(n, v) for n, v in (DEFAULTS | dict(options)).items()}
     check_even("query_dim", sizes["query_dim"], "width, because a query has two halves")
     if sizes["top"] < 2:
-        wanted = "at least 2: the weight of one value alone is 1 and trains no keys"
-        raise expected("top", wanted, sizes["top"])
+        needed = "at least 2: the weight of one value alone is 1 and trains no keys"
+        raise expected("top", needed, sizes["top"])
     if sizes["top"] > sizes["keys"]:
         raise expected("top", f"at most keys={sizes['keys']}", sizes["top"])
     return sizes

@@ -51,8 +51,8 @@ def check_fits(raw: Raw, max_length: int) -> None:
     """Raises ``ValueError`` unless a model of this length takes what is described."""
     longest = max(raw.get("max_length", 1), *raw.get("buckets", ()), 1)
     if longest > max_length:
-        wanted = f"no length above the model's max_length={max_length}"
-        raise expected("raw", wanted, longest)
+        needed = f"no length above the model's max_length={max_length}"
+        raise expected("raw", needed, longest)
 
 
 def _are_sizes(values: Any) -> TypeGuard[Sequence[int]]:

@@ -93,8 +93,8 @@ class Saved:
         """
         several = isinstance(examples, Sequence | np.ndarray)
         if not several or isinstance(examples, str | bytes) or not len(examples):
-            wanted = "a list of at least one example"
-            raise expected("examples", wanted, f"{examples!r}"[:60])
+            needed = "a list of at least one example"
+            raise expected("examples", needed, f"{examples!r}"[:60])
         check_size("batch_size", batch_size)
         rows = [self._tokens(index, example) for index, example in enumerate(examples)]
         scores = self._scores(rows, batch_size)
@@ -154,8 +154,8 @@ class Saved:
         sequences = [self._read(name, part) for part in parts]
         for tokens in sequences:
             if tokens.min() < 0 or tokens.max() >= size:
-                wanted = f"ids of the vocabulary, from 0 to {size - 1}"
-                raise expected(name, wanted, f"{tokens.min()} to {tokens.max()}")
+                needed = f"ids of the vocabulary, from 0 to {size - 1}"
+                raise expected(name, needed, f"{tokens.min()} to {tokens.max()}")
         return sequences
 
     @functools.cached_property
@@ -252,10 +252,10 @@ def check_free(file: str | os.PathLike[str]) -> None:
     except (OSError, ValueError):
         values = None
     if not isinstance(values, dict) or not {"model", "raw", "about"} <= values.keys():
-        wanted = "NAME.safetensors, where NAME.json is free for the model's settings"
+        needed = "NAME.safetensors, where NAME.json is free for the model's settings"
         raise expected(
             "file",
-            wanted,
+            needed,
             f"{path} next to {described.name}, which `save` did not write",
         )
 
@@ -315,16 +315,16 @@ def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
     """The path of a model's arrays, and the description next to it."""
     path = expand_home(run_or_file, "run")
     if not path.exists():
-        wanted = f"a run directory with {FILE}, or NAME.safetensors"
-        raise expected("run", wanted, f"{path}, which does not exist")
+        needed = f"a run directory with {FILE}, or NAME.safetensors"
+        raise expected("run", needed, f"{path}, which does not exist")
     if path.is_dir():
         path = path / FILE
         if not path.exists():
-            wanted = (
+            needed = (
                 f"a run directory with {FILE}, written at the end of a run or by "
                 "`python -m lra_jax.evaluate --workdir=... --save=FILE`"
             )
-            raise expected("run", wanted, path.parent)
+            raise expected("run", needed, path.parent)
     path = _path(path)
     notes = path.with_suffix(".json")
     try:
@@ -366,10 +366,10 @@ def describe(model: Any) -> dict[str, Any]:
       ValueError: see `save`.
     """
     if not is_known(model) and isinstance(model, nnx.Module):
-        wanted = (
+        needed = (
             f"one of {', '.join(_BY_NAME)} (`save_arrays` takes the state of others)"
         )
-        raise expected("model", wanted, a_thing(model))
+        raise expected("model", needed, a_thing(model))
     others, config = own_settings(model), model.encoder.config
     settings = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)
@@ -393,9 +393,9 @@ def _spelled(spec: Any) -> str:
     try:
         return spell(spec)
     except ValueError as error:
-        wanted = "an attention given by name or as 'package.module:function'"
+        needed = "an attention given by name or as 'package.module:function'"
         got = f"the function {mechanism.name!r}"
-        raise expected("model", wanted, got) from error
+        raise expected("model", needed, got) from error
 
 
 def own_settings(model: Any) -> dict[str, Any]:
@@ -420,8 +420,8 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
     """Refuses options that `load` would read as others, such as lists."""
     for name, value in options.items():
         if _tuples(_json(kind, value)) != value:
-            wanted = "numbers, text, and tuples of them, which a file can hold"
-            raise expected(kind, wanted, f"{name}={value!r}")
+            needed = "numbers, text, and tuples of them, which a file can hold"
+            raise expected(kind, needed, f"{name}={value!r}")
 
 
 def _check_variables(model: nnx.Module) -> None:
@@ -430,8 +430,8 @@ def _check_variables(model: nnx.Module) -> None:
     kinds = {type(variable) for _, variable in nnx.to_flat_state(nnx.state(model))}
     others = sorted(kind.__name__ for kind in kinds if not issubclass(kind, kept))
     if others:
-        wanted = "one whose arrays are each an nnx.Param or a lra_jax.models.Buffer"
-        raise expected("model", wanted, ", ".join(others))
+        needed = "one whose arrays are each an nnx.Param or a lra_jax.models.Buffer"
+        raise expected("model", needed, ", ".join(others))
 
 
 def _json(name: str, values: Any) -> Any:

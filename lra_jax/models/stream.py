@@ -146,8 +146,8 @@ def _keywords_of(
     lost = keywords.keys() - more.keys() - _OF_WHOLE
     # Those of this package leave out only what does not affect their streams.
     if layer.mechanism.foreign and lost:
-        wanted = f"{run.__name__} to take {', '.join(sorted(lost))}"
-        raise expected("layer", wanted, "one without")
+        needed = f"{run.__name__} to take {', '.join(sorted(lost))}"
+        raise expected("layer", needed, "one without")
     return more
 
 
@@ -169,8 +169,8 @@ def _earlier(
         check_shape("state.recent", state.recent, "B S D", batch, before, width)
         check_shape("state.real", state.real, "B S", batch, before)
     elif state.recent is not None:
-        wanted = "None for a layer without a short convolution"
-        raise expected("state.recent", wanted, f"shape {state.recent.shape}")
+        needed = "None for a layer without a short convolution"
+        raise expected("state.recent", needed, f"shape {state.recent.shape}")
     return state.recent, state.real, state.position
 
 
@@ -207,8 +207,8 @@ def check_room(
         return
     most = int(np.max(first + more))
     if most > longest:
-        wanted = f"at most max_length={longest} positions in a stream"
-        raise expected(name, wanted, most)
+        needed = f"at most max_length={longest} positions in a stream"
+        raise expected(name, needed, most)
 
 
 def _check_side(layer: Layer, mask: jax.Array) -> None:
@@ -218,8 +218,8 @@ def _check_side(layer: Layer, mask: jax.Array) -> None:
     known = known_values(mask)
     if known is not None and (known.any(1) > known[:, 0]).any():
         name = layer.mechanism.name
-        wanted = f"padding on the right with rotary positions in {name!r} attention"
-        raise expected("mask", wanted, "padding on the left")
+        needed = f"padding on the right with rotary positions in {name!r} attention"
+        raise expected("mask", needed, "padding on the left")
 
 
 def _find_prefill(layer: Layer) -> Callable[..., Any]:
@@ -229,13 +229,13 @@ def _find_prefill(layer: Layer) -> Callable[..., Any]:
         raise expected("layer", "one with is_causal=True for a stream", "one without")
     name = layer.mechanism.name
     if not layer.mechanism.stream:
-        wanted = "a mechanism with a stream (python -m lra_jax.attention)"
-        raise expected("layer", wanted, repr(name))
+        needed = "a mechanism with a stream (python -m lra_jax.attention)"
+        raise expected("layer", needed, repr(name))
     run = layer.mechanism.find_prefill()
     if run is None:
-        wanted = "a mechanism with NAME_prefill beside its function, for a stream"
-        raise expected("layer", wanted, repr(name))
+        needed = "a mechanism with NAME_prefill beside its function, for a stream"
+        raise expected("layer", needed, repr(name))
     if config.rotary and config.max_length is None:
-        wanted = "one with max_length for a stream with rotary positions"
-        raise expected("layer", wanted, "one without")
+        needed = "one with max_length for a stream with rotary positions"
+        raise expected("layer", needed, "one without")
     return run

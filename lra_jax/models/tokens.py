@@ -52,8 +52,8 @@ class TokenModel(nnx.Module):
         plain = {"cls_token": False, "reconstructs": False, "patch": 1}
         for name, value in plain.items():
             if getattr(config, name) != value:
-                wanted = f"{value} for a model of single positions"
-                raise expected(name, wanted, getattr(config, name))
+                needed = f"{value} for a model of single positions"
+                raise expected(name, needed, getattr(config, name))
         self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
 
     def __call__(
@@ -94,8 +94,8 @@ class TokenModel(nnx.Module):
     ) -> jax.Array:
         """The features that a call scores, `[B, K, D]`; the same arguments."""
         if segment_ids is not None and not self.PACKED:
-            wanted = "None, since a row is reconstructed from its last position"
-            raise expected("segment_ids", wanted, "an array")
+            needed = "None, since a row is reconstructed from its last position"
+            raise expected("segment_ids", needed, "an array")
         check_shape("tokens", tokens, "B T", None, None)
         batch, length = tokens.shape
         mask = length_mask(tokens, lengths)

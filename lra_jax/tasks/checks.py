@@ -42,17 +42,17 @@ def check_config(config: Config, task: Task) -> None:
     for kind in (LengthWarmup, Curriculum):
         stages = kind.parse(getattr(train, kind.name), train.steps).stages
         if stages and task.per_position:
-            wanted = f"nothing for --task={task.name}, whose answers would be cut off"
-            raise expected(f"--train.{kind.name}", wanted, getattr(train, kind.name))
+            needed = f"nothing for --task={task.name}, whose answers would be cut off"
+            raise expected(f"--train.{kind.name}", needed, getattr(train, kind.name))
     if config.pretrain.steps >= train.steps:
-        wanted = f"less than --train.steps={train.steps}"
-        raise expected("--pretrain.steps", wanted, config.pretrain.steps)
+        needed = f"less than --train.steps={train.steps}"
+        raise expected("--pretrain.steps", needed, config.pretrain.steps)
     if task.is_causal and not config.model.is_causal:
-        wanted = f"True for --task={task.name}, whose answers come next"
-        raise expected("--model.is_causal", wanted, config.model.is_causal)
+        needed = f"True for --task={task.name}, whose answers come next"
+        raise expected("--model.is_causal", needed, config.model.is_causal)
     if config.data.packing and not task.can_pack:
-        wanted = f"False for --task={task.name}, whose rows hold one example each"
-        raise expected("--data.packing", wanted, True)
+        needed = f"False for --task={task.name}, whose rows hold one example each"
+        raise expected("--data.packing", needed, True)
 
 
 def _check_lengths(config: Config, task: Task) -> None:
@@ -60,8 +60,8 @@ def _check_lengths(config: Config, task: Task) -> None:
     shape, limit = task.image_shape, config.model.max_length
     longest = config.data.longest if shape is None else shape[0] * shape[1]
     if longest is not None and longest > limit:
-        wanted = f"at least {longest}, the longest sequence"
-        raise expected("--model.max_length", wanted, limit)
+        needed = f"at least {longest}, the longest sequence"
+        raise expected("--model.max_length", needed, limit)
 
 
 def _check_processes(config: Config) -> None:
@@ -77,11 +77,11 @@ def _check_split(config: Config, task: Task) -> None:
     devices = config.train.seq_devices
     if task.per_position or config.data.packing:
         reason = "--data.packing" if config.data.packing else f"--task={task.name}"
-        wanted = f"1 with {reason}, which has several labels in a row"
-        raise expected("--train.seq_devices", wanted, devices)
+        needed = f"1 with {reason}, which has several labels in a row"
+        raise expected("--train.seq_devices", needed, devices)
     if config.model.padding == "zeros":
-        wanted = f"lengths with --train.seq_devices={devices}"
-        raise expected("--model.padding", wanted, "zeros")
+        needed = f"lengths with --train.seq_devices={devices}"
+        raise expected("--model.padding", needed, "zeros")
 
 
 def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
@@ -92,8 +92,8 @@ def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
         return
     if _same_examples(dataset):
         but = " (or --data.validation=test)" if hasattr(data, "validation") else ""
-        wanted = f"a validation split other than the test split{but}"
-        raise expected("--data.path", wanted, "the same examples in both")
+        needed = f"a validation split other than the test split{but}"
+        raise expected("--data.path", needed, "the same examples in both")
 
 
 def _same_examples(dataset: SequenceDataset) -> bool:

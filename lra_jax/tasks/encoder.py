@@ -64,8 +64,8 @@ def _cutoffs(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
-        wanted = "token ids, as in 20000,60000"
-        raise expected("--model.cutoffs", wanted, f"{text!r}") from None
+        needed = "token ids, as in 20000,60000"
+        raise expected("--model.cutoffs", needed, f"{text!r}") from None
 
 
 def parse_options(text: str, flag: str = "--model.attention_options") -> dict[str, Any]:

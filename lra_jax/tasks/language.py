@@ -221,8 +221,8 @@ def make_finetuned(
     _check_masked(type(saved.model).__name__)
     size = saved.model.encoder.vocab_size
     if size < dataset.vocab_size:
-        wanted = f"a vocabulary of at least {dataset.vocab_size} tokens"
-        raise expected("--data.checkpoint", wanted, size)
+        needed = f"a vocabulary of at least {dataset.vocab_size} tokens"
+        raise expected("--data.checkpoint", needed, size)
     encoder = encoder_config(config)
     # Split sequences are computed by another function, with the same results.
     _check_same(encoder_config(config.replace(train={"seq_devices": 1})), saved.config)
@@ -268,11 +268,11 @@ def _check_same(encoder: Any, saved: Any) -> None:
     for field in dataclasses.fields(encoder):
         if field.name in _FREE:
             continue
-        wanted, got = getattr(saved, field.name), getattr(encoder, field.name)
+        needed, got = getattr(saved, field.name), getattr(encoder, field.name)
         if field.name in ("options", "mlp_options"):
-            wanted, got = dict(wanted), dict(got)
-        if wanted != got:
-            names = [_as_flag(field.name, x) for x in (wanted, got)]
+            needed, got = dict(needed), dict(got)
+        if needed != got:
+            names = [_as_flag(field.name, x) for x in (needed, got)]
             raise expected(field.name, f"{names[0]}, of the checkpoint", names[1])
 
 

@@ -42,15 +42,15 @@ def check_heeds(
         words = f"attention {name!r} takes a mask, but attends to padding"
         warnings.warn(words, stacklevel=2)
     if config.is_causal and _sees(config, first):
-        wanted = "one that, with is_causal=True, sees no later positions"
-        raise expected("--attention", wanted, f"{name!r}, which sees them")
+        needed = "one that, with is_causal=True, sees no later positions"
+        raise expected("--attention", needed, f"{name!r}, which sees them")
     if packs:
         documents = np.where(first, 1, 2)
         if any(
             _sees(config, visible, segment_ids=documents) for visible in (first, ~first)
         ):
-            wanted = "one that, with segment_ids, sees no other documents"
-            raise expected("--attention", wanted, f"{name!r}, which sees them")
+            needed = "one that, with segment_ids, sees no other documents"
+            raise expected("--attention", needed, f"{name!r}, which sees them")
 
 
 def _sees(config: AttentionConfig, visible: np.ndarray, **keywords: np.ndarray) -> bool:

@@ -251,9 +251,9 @@ class Checkpoints:
         """
         best = self._best.latest
         if best is None or best.step < step:
-            wanted = f"the checkpoint of step {step}"
+            requirement = f"the checkpoint of step {step}"
             got = "none" if best is None else f"that of step {best.step}"
-            raise expected(str(self._best.directory), wanted, got)
+            raise expected(str(self._best.directory), requirement, got)
         if best.step > step:
             return
         about, damage = seals.read(Path(best.path))

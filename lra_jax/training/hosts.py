@@ -59,11 +59,11 @@ def connect(config: Config) -> None:
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
-        wanted = f"the other processes at {config.coordinator}"
+        needed = f"the other processes at {config.coordinator}"
         if config.coordinator is None:
-            wanted = "a cluster, or --coordinator=HOST:PORT, --num_processes and "
-            wanted += "--process_id"
-        raise expected("--distributed", wanted, first_line(error)) from error
+            needed = "a cluster, or --coordinator=HOST:PORT, --num_processes and "
+            needed += "--process_id"
+        raise expected("--distributed", needed, first_line(error)) from error
     finally:
         alone.cancel()
 
@@ -71,8 +71,8 @@ def connect(config: Config) -> None:
 def _give_up(config: Config) -> None:
     count = config.num_processes or "all"
     place = f" at {config.coordinator}" if config.coordinator else ""
-    wanted = f"{count} processes{place} within {START_SECONDS} s"
-    error = expected("--distributed", wanted, "fewer; start all of them again")
+    needed = f"{count} processes{place} within {START_SECONDS} s"
+    error = expected("--distributed", needed, "fewer; start all of them again")
     print(f"error: {error}", file=sys.stderr, flush=True)
     os._exit(2)
 

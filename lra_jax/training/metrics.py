@@ -105,9 +105,9 @@ def missing_reports(lines: Iterable[Mapping[str, Any]], steps: int, every: int) 
     lost = [done for done in range(every, steps + 1, every) if done not in kept]
     if not lost:
         return ""
-    wanted = f"a report every {every} steps"
+    needed = f"a report every {every} steps"
     got = f"{len(lost)} fewer, the first of step {lost[0]}"
-    return f"expected {wanted}, got {got}"
+    return f"expected {needed}, got {got}"
 
 
 def changed_metrics(

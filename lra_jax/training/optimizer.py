@@ -54,8 +54,8 @@ def _one_schedule(config: TrainConfig, name: str) -> optax.Schedule:
     falls = config.falls
     if config.too_warm:
         limit = "" if falls == steps else f"{falls}, four fifths of "
-        wanted = f"less than {limit}{name}={steps}"
-        raise expected("--train.warmup", wanted, warmup)
+        needed = f"less than {limit}{name}={steps}"
+        raise expected("--train.warmup", needed, warmup)
     match config.schedule:
         case "cosine":
             return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)

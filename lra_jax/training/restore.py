@@ -72,11 +72,11 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
     folder = expand_home(workdir, "workdir")
     config, fingerprint = read_config(folder)
     if ":" in config.attention and not allow_code:
-        wanted = (
+        needed = (
             f"True to import {config.attention!r}, the attention that "
             f"{folder / 'config.json'} names"
         )
-        raise expected("--allow-code", wanted, False)
+        raise expected("--allow-code", needed, False)
     with own_code.prefer_copies(folder) if allow_code else contextlib.nullcontext():
         if jax.device_count() % config.train.seq_devices:
             # The same scores; how sequences were split depends on the machine.

@@ -173,8 +173,8 @@ def read_result(workdir: Path) -> Result | None:
         raise within(str(path), error) from None
     seal = values.pop("seal", None)
     if seal is not None and seal != _seal(workdir, values):
-        wanted = "the result of this run, as it was written"
-        raise expected(str(path), wanted, "other values")
+        needed = "the result of this run, as it was written"
+        raise expected(str(path), needed, "other values")
     return result
 
 

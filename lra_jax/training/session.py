@@ -163,9 +163,9 @@ class Session:
         if hosts.is_writer():
             stack.enter_context(workdirs.exclusive(self.workdir))
         elif not self._is_begun:
-            wanted = "a folder on a file system that all processes share"
+            needed = "a folder on a file system that all processes share"
             got = f"{self.workdir}, not found by process {jax.process_index()}"
-            raise expected("--workdir", wanted, got)
+            raise expected("--workdir", needed, got)
         fingerprint = self.dataset.fingerprint
         data = self.config.data
         starts = [getattr(data, name) for name in data.start_fields]

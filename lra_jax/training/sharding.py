@@ -29,8 +29,8 @@ def make_mesh(
     """
     devices = jax.devices()
     if len(devices) % seq_devices:
-        wanted = f"a divisor of {len(devices)}, the number of devices"
-        raise expected("--train.seq_devices", wanted, seq_devices)
+        needed = f"a divisor of {len(devices)}, the number of devices"
+        raise expected("--train.seq_devices", needed, seq_devices)
     count = len(devices) // seq_devices
     fewer = jax.default_backend() == "cpu" or not training
     if fewer and jax.process_count() == 1:

@@ -21,8 +21,8 @@ def check(config: Config) -> None:
     spec = importlib.util.find_spec("wandb")
     # wandb's log folder in the current folder looks like a package without files.
     if spec is None or spec.origin is None:
-        wanted = "the package wandb, from: python -m pip install wandb"
-        raise expected("--wandb", wanted, "none")
+        needed = "the package wandb, from: python -m pip install wandb"
+        raise expected("--wandb", needed, "none")
 
 
 class Tracker:
@@ -45,8 +45,8 @@ class Tracker:
         try:
             wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
-            wanted = "a whole installation of wandb"
-            raise expected("--wandb", wanted, f"{error}") from error
+            needed = "a whole installation of wandb"
+            raise expected("--wandb", needed, f"{error}") from error
         try:
             self._run = wandb.init(
                 project=config.wandb,
@@ -59,8 +59,8 @@ class Tracker:
                 settings=wandb.Settings(console="off"),
             )
         except wandb.Error as error:
-            wanted = "a project to report to, or WANDB_MODE=offline"
-            raise expected("--wandb", wanted, f"{error}") from error
+            needed = "a project to report to, or WANDB_MODE=offline"
+            raise expected("--wandb", needed, f"{error}") from error
         # wandb's own steps cannot go back, but those of a killed run do.
         self._run.define_metric("*", step_metric="step")
 

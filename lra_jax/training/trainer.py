@@ -228,8 +228,8 @@ class Trainer:
             return self.step
         self.state, self.progress = self.checkpoints.restore(self.state, self.data)
         if self.step > self.config.train.steps:  # It was being extended.
-            wanted = f"at least {self.step}, the step of the newest checkpoint"
-            raise expected("--train.steps", wanted, self.config.train.steps)
+            requirement = f"at least {self.step}, the step of the newest checkpoint"
+            raise expected("--train.steps", requirement, self.config.train.steps)
         best = self.checkpoints.best_step
         if best is not None and best > self.progress.best_step:
             self.lost_best = best
@@ -327,10 +327,10 @@ class Trainer:
         parts = [int(self.dataset.lengths(x).max()) for x in self.dataset.parts]
         needed = sharding.padded_length(mesh, max([self.buckets[-1], *parts]))
         if needed > longest:
-            wanted = f"at least {needed}, the longest bucket or part of the data"
+            requirement = f"at least {needed}, the longest bucket or part of the data"
             if train.seq_devices > 1:
-                wanted += f" for --train.seq_devices={train.seq_devices}"
-            raise expected("--model.max_length", wanted, longest)
+                requirement += f" for --train.seq_devices={train.seq_devices}"
+            raise expected("--model.max_length", requirement, longest)
         return mesh
 
 

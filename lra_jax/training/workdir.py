@@ -86,9 +86,9 @@ def open_workdir(
         raise other_data(workdir, their_fingerprint, fingerprint)
     theirs_from = read_json(path).get("started_from", "")
     if theirs_from != started_from:
-        wanted = f"a run that started from the model of digest {started_from}"
+        requirement = f"a run that started from the model of digest {started_from}"
         got = f"{workdir} from one of digest {theirs_from}; choose another --workdir"
-        raise expected("--workdir", wanted, got)
+        raise expected("--workdir", requirement, got)
     if longer and not (workdir / "result.json").exists():
         lengthen(workdir, config.train.steps)
     if _path(config) != _path(theirs):
@@ -112,12 +112,12 @@ def _is_longer(config: Config, theirs: Config, workdir: Path) -> bool:
     differing = {n: old.get(n) for n in new if old.get(n) != new[n]}
     longer = [*differing] == ["train.steps"] and not _why_not_longer(theirs, config)
     if differing and not longer:
-        wanted = "the directory of this run, or an empty one"
+        requirement = "the directory of this run, or an empty one"
         named = [f"{n}={value!r} (now {new[n]!r})" for n, value in differing.items()]
         got = f"{workdir} of another config: {', '.join(named)}"
         if "train.steps" in differing:
             got += f"; {_why_not_longer(theirs, config) or 'choose another --workdir'}"
-        raise expected("--workdir", wanted, got)
+        raise expected("--workdir", requirement, got)
     return longer
 
 
@@ -156,8 +156,8 @@ def _change(file: Path, part: str, name: str, value: Any) -> None:
 
 def other_data(workdir: Path, then: str, now: str) -> ValueError:
     """The error to raise for a run whose data have changed."""
-    wanted = f"a run on these data, of fingerprint {now}"
-    return expected("--workdir", wanted, f"{workdir} on other data, {then}")
+    requirement = f"a run on these data, of fingerprint {now}"
+    return expected("--workdir", requirement, f"{workdir} on other data, {then}")
 
 
 def read_config(workdir: Path) -> tuple[Config, str]:
@@ -207,8 +207,8 @@ def refuse_own_file(workdir: Path, file: Path, flag: str) -> None:
     if place.is_relative_to(workdir):
         top = place.relative_to(workdir).parts[:1]
         if top and top[0] in (*_MADE_FIRST, *_MADE_LATER):
-            wanted = f"a file other than {top[0]}, which is the run's own"
-            raise expected(flag, wanted, file)
+            requirement = f"a file other than {top[0]}, which is the run's own"
+            raise expected(flag, requirement, file)
 
 
 def check_space(workdir: Path, needed: int) -> None:
@@ -219,9 +219,9 @@ def check_space(workdir: Path, needed: int) -> None:
     """
     free = shutil.disk_usage(workdir).free
     if free < needed:
-        wanted = f"{needed / 1e6:.0f} MB for checkpoints"
+        requirement = f"{needed / 1e6:.0f} MB for checkpoints"
         got = f"{free / 1e6:.0f} MB that are free at {workdir}"
-        raise expected("--workdir", wanted, got)
+        raise expected("--workdir", requirement, got)
 
 
 @contextlib.contextmanager
@@ -238,6 +238,6 @@ def exclusive(workdir: Path) -> Iterator[None]:
             stack.enter_context(locked(workdir / ".lock", wait=False))
         except TimeoutError as error:
             got = f"{workdir}, which is in use by another process"
-            wanted = "a directory for this run alone"
-            raise expected("--workdir", wanted, got) from error
+            requirement = "a directory for this run alone"
+            raise expected("--workdir", requirement, got) from error
         yield

@@ -80,8 +80,8 @@ def check(options: Options, is_causal: bool) -> None:
     inputs.check_flag("allocation", options.allocation)
     if is_causal and axis != "source":
         reason = "whose competition is among the earlier sources"
-        wanted = f"'source' in the causal form, {reason}"
-        raise expected("competition_axis", wanted, f"{axis!r}")
+        needed = f"'source' in the causal form, {reason}"
+        raise expected("competition_axis", needed, f"{axis!r}")
 
 
 class FlowTerms(NamedTuple):

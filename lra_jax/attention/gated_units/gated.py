@@ -43,8 +43,8 @@ def layout(in_features: int, *, query_dim: int = 128, expansion: float = 2) -> L
     inputs.check_number("expansion", expansion)
     width = expansion * in_features
     if width != int(width):
-        wanted = f"a number whose product with the width {in_features} is an int"
-        raise expected("expansion", wanted, f"{expansion!r}")
+        needed = f"a number whose product with the width {in_features} is an int"
+        raise expected("expansion", needed, f"{expansion!r}")
     return Layout(1, inputs.check_size("query_dim", query_dim), int(width))
 
 

@@ -20,8 +20,8 @@ _BASE = 256
 def check_width(head_dim: int) -> None:
     """Raises ``ValueError`` unless the columns come in pairs."""
     if head_dim % 2:
-        wanted = "False for an odd head width, because columns are rotated in pairs"
-        raise expected("rotate", wanted, f"True with H={head_dim}")
+        needed = "False for an odd head width, because columns are rotated in pairs"
+        raise expected("rotate", needed, f"True with H={head_dim}")
 
 
 def tables(length: int, head_dim: int, dtype: jnp.dtype) -> Angles:

@@ -78,8 +78,8 @@ def fnet_attention(
     batch, length, num_heads, _width = query.shape
     mask = masking.padding_mask(mask, batch, length, reason=_REASON)
     if mask is not None and length > _LONGEST:
-        wanted = f"None for more than {_LONGEST} positions, where angles overflow"
-        raise expected("mask", wanted, f"an array for T={length}")
+        needed = f"None for more than {_LONGEST} positions, where angles overflow"
+        raise expected("mask", needed, f"an array for T={length}")
     dtype = inputs.accumulation_dtype(value)
     x = inputs.match_heads(masking.hide(value, mask).astype(dtype), num_heads)
     arrays: list[jax.Array] = [x.reshape(batch, length, -1)]
@@ -103,9 +103,9 @@ def fnet_weights(
     An output is not a weighted sum of values in its column: columns are mixed too.
     """
     inputs.check_keywords(fnet_weights, flax)
-    wanted = "a mechanism whose output is a weighted sum of values"
+    needed = "a mechanism whose output is a weighted sum of values"
     got = "'fnet', which mixes the columns of all heads as well as the positions"
-    raise expected("attention", wanted, got)
+    raise expected("attention", needed, got)
 
 
 def _transformed(

@@ -73,8 +73,8 @@ def plan(
     if padding == "published":
         for length in lengths:
             if length % count:
-                wanted = f"a divisor of the length {length} for padding='published'"
-                raise expected("num_landmarks", wanted, count)
+                needed = f"a divisor of the length {length} for padding='published'"
+                raise expected("num_landmarks", needed, count)
         rows, columns = (_means(_fixed(count, x), dtype)[0] for x in lengths)
         seen = None if key_mask is None else key_mask[:, None, None]
         return Plan(rows, columns, None, None, seen, zero_hidden=True)

@@ -145,8 +145,8 @@ def linformer_attention(
 
 def _refuse_no_sums(projection: str = "linear", **_: Any) -> None:
     if projection in ("convolution", "max"):
-        wanted = "'linear' or 'mean', whose values are weighted sums over positions"
-        raise expected("projection", wanted, f"{projection!r}")
+        needed = "'linear' or 'mean', whose values are weighted sums over positions"
+        raise expected("projection", needed, f"{projection!r}")
 
 
 linformer_weights = dense.weights_of(
@@ -209,8 +209,8 @@ def linformer_parameters(
         defaults = {"features": (features, None), "sharing": (sharing, SHARING[0])}
         for name, (given, default) in defaults.items():
             if given != default:
-                wanted = f"{default!r}, because {projection!r} has no parameters"
-                raise expected(name, wanted, f"{given!r}")
+                needed = f"{default!r}, because {projection!r} has no parameters"
+                raise expected(name, needed, f"{given!r}")
         return {}
     if projection == "convolution":
         window = -(-length // slots)
@@ -232,24 +232,24 @@ def _checked_window(projection: str, window: int | None, **arrays: Any) -> int:
     if projection in ("mean", "max"):
         for name, array in arrays.items():
             if array is not None:
-                wanted = f"None, because {projection!r} pooling has no parameters"
-                raise expected(name, wanted, "an array")
+                needed = f"None, because {projection!r} pooling has no parameters"
+                raise expected(name, needed, "an array")
         return inputs.check_size("window", window)
     if window is not None:
-        wanted = f"None, because projection={projection!r} has its own sizes"
-        raise expected("window", wanted, f"{window!r}")
+        needed = f"None, because projection={projection!r} has its own sizes"
+        raise expected("window", needed, f"{window!r}")
     key, value = arrays["key_projection"], arrays["value_projection"]
     if key is None:
-        wanted = f"an array for projection={projection!r}"
-        raise expected("key_projection", wanted, "None; linformer_parameters makes one")
+        needed = f"an array for projection={projection!r}"
+        raise expected("key_projection", needed, "None; linformer_parameters makes one")
     inputs.check_float("key_projection", key)
     inputs.check_float("value_projection", value)
     if min(key.ndim, value.ndim) < 2:
         return 1  # a wrong rank is reported where the shapes are known
     axis, of = (-2, "slots") if projection == "linear" else (0, "positions a window")
     if key.shape[axis] != value.shape[axis]:
-        wanted = f"{key.shape[axis]} {of} as in key_projection"
-        raise expected("value_projection", wanted, value.shape)
+        needed = f"{key.shape[axis]} {of} as in key_projection"
+        raise expected("value_projection", needed, value.shape)
     return 1 if projection == "linear" else len(key)
 
 
@@ -284,8 +284,8 @@ def _projected(
     """``E x`` for x `[B, S, N, H]`: `[B, K, N, H]`, by the first S columns of E."""
     length, shape = x.shape[1], matrix.shape
     if len(shape) not in (2, 3) or shape[:-2] not in ((), (num_heads,)):
-        wanted = f"[K, L] or [N, K, L] with N={num_heads}"
-        raise expected(f"{name}_projection", wanted, shape)
+        needed = f"[K, L] or [N, K, L] with N={num_heads}"
+        raise expected(f"{name}_projection", needed, shape)
     if shape[-1] < length:
         raise expected(
             f"{name}_projection",
@@ -296,8 +296,8 @@ def _projected(
     if bias is not None:
         inputs.check_float(f"{name}_bias", bias)
         if np.shape(bias) not in ((slots,), (num_heads, slots)):
-            wanted = f"[K]={(slots,)} or [N, K]={(num_heads, slots)}"
-            raise expected(f"{name}_bias", wanted, np.shape(bias))
+            needed = f"[K]={(slots,)} or [N, K]={(num_heads, slots)}"
+            raise expected(f"{name}_bias", needed, np.shape(bias))
         heads = heads or np.shape(bias)[:-1]
     x = inputs.match_heads(x, num_heads) if heads else x
     terms = "nks,bsnh->bknh" if len(shape) == 3 else "ks,bsnh->bknh"
@@ -319,8 +319,8 @@ def _convolved(
     """Convolution along the length with stride W, the width of its kernel."""
     width, shape = x.shape[-1], kernel.shape
     if len(shape) != 3 or shape[1:] != (width, width) or shape[0] == 0:
-        wanted = f"a convolution kernel [W, H, H] with H={width} as in {name}"
-        raise expected(f"{name}_projection", wanted, shape)
+        needed = f"a convolution kernel [W, H, H] with H={width} as in {name}"
+        raise expected(f"{name}_projection", needed, shape)
     out = jnp.einsum(
         "bcwnh,whd->bcnd",
         _windows(x, shape[0]),

@@ -54,12 +54,12 @@ _NOT_CAUSAL = (
 
 def _check_packed(given: dict[str, Any]) -> None:
     if (padding := given.get("padding", "exact")) != "exact":
-        wanted = "None, because only with padding='exact' is a document like one alone"
-        raise expected("segment_ids", wanted, f"an array with padding={padding!r}")
+        needed = "None, because only with padding='exact' is a document like one alone"
+        raise expected("segment_ids", needed, f"an array with padding={padding!r}")
     if (scaling := given.get("initialisation", "exact")) != "exact":
-        wanted = "None, because the largest sums are taken over the whole batch"
+        needed = "None, because the largest sums are taken over the whole batch"
         raise expected(
-            "segment_ids", wanted, f"an array with initialisation={scaling!r}"
+            "segment_ids", needed, f"an array with initialisation={scaling!r}"
         )
 
 
@@ -247,8 +247,8 @@ def _check_conv(
         return
     weight = inputs.check_array("conv_weight", weight, "N W", num_heads, None)
     if weight.shape[1] % 2 == 0:
-        wanted = f"[N, W] with N={num_heads} and an odd W"
-        raise expected("conv_weight", wanted, weight.shape)
+        needed = f"[N, W] with N={num_heads} and an odd W"
+        raise expected("conv_weight", needed, weight.shape)
     if length != keys:
         raise expected(
             "conv_weight",

@@ -248,8 +248,8 @@ def _check_real(
 ) -> None:
     for name, array in {"angle": angle, "rotation": rotation}.items():
         if array is not None:
-            wanted = "None, because no matrix of weights rotates complex columns"
-            raise expected(name, wanted, "an array")
+            needed = "None, because no matrix of weights rotates complex columns"
+            raise expected(name, needed, "an array")
 
 
 def _run(

@@ -66,8 +66,8 @@ def sequence_parallel(
     local = found.slice_attention
     if local is None:
         able = (name for name, one in registry.MECHANISMS.items() if one.sharded)
-        wanted = f"one of {', '.join(able)} to split the sequence over devices"
-        raise expected("attention", wanted, f"{found.name!r}")
+        needed = f"one of {', '.join(able)} to split the sequence over devices"
+        raise expected("attention", needed, f"{found.name!r}")
 
     @functools.wraps(found.attention)
     def attention(
@@ -92,8 +92,8 @@ def sequence_parallel(
         inputs.check_inputs(query, key, value, is_causal)
         inputs.check_self(query, key, f"sequence-parallel {found.name}")
         if (forced := options.get("implementation")) in ("pallas", "native"):
-            wanted = "'auto' or 'xla' for a sequence that is split over devices"
-            raise expected("implementation", wanted, f"{forced!r}")
+            needed = "'auto' or 'xla' for a sequence that is split over devices"
+            raise expected("implementation", needed, f"{forced!r}")
         _check_mesh(mesh, query, {axis: 1, batch_axis: 0})
         batch, length = query.shape[:2]
         masks = (
@@ -120,8 +120,8 @@ def _check_mesh(
         if name is None:
             continue
         if name not in sizes:
-            wanted = f"one with the axis {name!r}, given here or by jax.set_mesh"
-            raise expected("mesh", wanted, f"the axes {tuple(sizes)}")
+            needed = f"one with the axis {name!r}, given here or by jax.set_mesh"
+            raise expected("mesh", needed, f"the axes {tuple(sizes)}")
         if query.shape[place] % sizes[name]:
             kind = "length T" if place else "batch B"
             devices = f"{sizes[name]} devices of the mesh axis {name!r}"

@@ -142,7 +142,7 @@ def check(
                 f"of {array.shape[2]}",
                 count,
             )
-    wanted = jax.eval_shape(
+    needed = jax.eval_shape(
         lambda: empty(
             (batch, counts[0], size, key.shape[3]),
             (batch, counts[1], size, value.shape[3]),
@@ -150,8 +150,8 @@ def check(
             value.dtype,
         )
     )
-    streams.checked(state, wanted)
+    streams.checked(state, needed)
     after: Any = state.position + masking.next_position(mask, batch, length)
     if not isinstance(after, jax.core.Tracer) and np.max(after) > size:
-        wanted = f"at least {np.max(after)} for a stream this long"
-        raise expected("max_length", wanted, size)
+        needed = f"at least {np.max(after)} for a stream this long"
+        raise expected("max_length", needed, size)

@@ -64,8 +64,8 @@ def local_attention(
     inputs.check_keywords(local_attention, flax)
     if window is not None and block is not None:
         got = f"window={window!r} and block={block!r}"
-        wanted = "one of them, a window around each query or blocks of positions"
-        raise expected("window, block", wanted, got)
+        needed = "one of them, a window around each query or blocks of positions"
+        raise expected("window, block", needed, got)
     reach = inputs.check_size("window", WINDOW if window is None else window, 0)
     if block is not None:
         block = inputs.check_size("block", block)

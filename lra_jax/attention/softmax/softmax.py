@@ -207,8 +207,8 @@ def softmax_prefill(
         visible, key, value = _prepare(query, key, value, mask, rows)
         return form.attend(query, key, value, visible, True), after
     if segment_ids is not None:
-        wanted = "None with a state: a stream under way has one document per row"
-        raise expected("segment_ids", wanted, "an array")
+        needed = "None with a state: a stream under way has one document per row"
+        raise expected("segment_ids", needed, "an array")
     if max_length is not None:
         raise expected("max_length", "None with a state", f"{max_length!r}")
     cache.check(state, query, key, value, mask)
@@ -233,8 +233,8 @@ class _Form:
 
     def __post_init__(self) -> None:
         if self.implementation not in (None, "dense", "blocks"):
-            wanted = "'dense', 'blocks' or None"
-            raise expected("implementation", wanted, f"{self.implementation!r}")
+            needed = "'dense', 'blocks' or None"
+            raise expected("implementation", needed, f"{self.implementation!r}")
         if self.block is not None:
             inputs.check_size("block", self.block)
 

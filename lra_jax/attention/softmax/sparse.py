@@ -116,8 +116,8 @@ def _sizes(
     if max_length is not None:
         length = inputs.check_size("max_length", max_length)
     if pattern == "strided" and summary is not None:
-        wanted = "None, because only the pattern 'fixed' has one"
-        raise expected("summary", wanted, f"{summary!r}")
+        needed = "None, because only the pattern 'fixed' has one"
+        raise expected("summary", needed, f"{summary!r}")
     if stride is None:
         stride = math.isqrt(length - 1) + 1
     stride = inputs.check_size("stride", stride)

@@ -236,8 +236,8 @@ def _checked(
     for name, array in given.items():
         if name not in layouts:
             if array is not None:
-                wanted = f"None for variant={variant!r}"
-                raise expected(name, wanted, f"shape {np.shape(array)}")
+                requirement = f"None for variant={variant!r}"
+                raise expected(name, requirement, f"shape {np.shape(array)}")
             continue
         if array is None and name.endswith("_bias"):
             continue

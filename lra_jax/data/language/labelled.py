@@ -142,8 +142,8 @@ def prepare(
     if vocabulary is None:
         vocabulary = Bytes()
     elif root is not None and root.is_dir() and token_files.find(root, (".src",)):
-        wanted = "texts, to be read in the vocabulary of --data.checkpoint"
-        raise expected("--data.path", wanted, f"files of integers in {root}")
+        needed = "texts, to be read in the vocabulary of --data.checkpoint"
+        raise expected("--data.path", needed, f"files of integers in {root}")
     if root is not None and root.suffix == ".tsv":
         splits = _held_out(_read(root), seed, "valid", "test")
         return LabelledDataset(root.name, splits, max_length, vocabulary)
@@ -196,20 +196,20 @@ def _check_kind(root: Path | None) -> None:
     """Refuses what is neither a table nor can be the reviews."""
     if root is None:
         return
-    wanted = "a .tsv table, a folder with train.tsv and test.tsv, or the IMDb reviews"
+    needed = "a .tsv table, a folder with train.tsv and test.tsv, or the IMDb reviews"
     if root.name.endswith(".tsv.gz"):
         raise expected(
-            "--data.path", wanted.replace("a .tsv", "an uncompressed .tsv"), root
+            "--data.path", needed.replace("a .tsv", "an uncompressed .tsv"), root
         )
     if root.is_file() and root.suffix != ".tsv" and not archives.may_be_gzip(root):
-        raise expected("--data.path", wanted, root)
+        raise expected("--data.path", needed, root)
     tables = sorted(file.name for file in root.glob("[!.]*.tsv"))
     names = [f"{split}.tsv" for split in SPLITS if f"{split}.tsv" in tables]
     of_reviews = any((root / name).exists() for name in _OF_REVIEWS)
     whole = {"train.tsv", "test.tsv"} <= set(names)
     if root.is_dir() and not whole and (names or not of_reviews):
         only = f"whose only tables are {', '.join(tables)}" if tables else "without any"
-        raise expected("--data.path", wanted, f"{root}, {only}")
+        raise expected("--data.path", needed, f"{root}, {only}")
     others = [table for table in tables if table not in names]
     if names and others:
         only = "train.tsv, test.tsv and perhaps valid.tsv, and no other table"
@@ -251,9 +251,9 @@ def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
             drawn.append(number)
     size = len(drawn) // len(splits)
     if not size:
-        wanted = f"enough texts of each label to hold {len(splits)} or more out"
+        needed = f"enough texts of each label to hold {len(splits)} or more out"
         got = f"different texts: {len(different)}, labels: {len(left)}"
-        raise expected("--data.path", wanted, got)
+        raise expected("--data.path", needed, got)
     parts = {
         split: drawn[number * size : (number + 1) * size]
         for number, split in enumerate(splits)
@@ -267,24 +267,24 @@ def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
 
 
 def _read(file: Path) -> Texts:
-    wanted = "a table of UTF-8 text"
+    needed = "a table of UTF-8 text"
     try:
         content = read_bytes(file)
     except OSError as error:
-        raise expected("--data.path", wanted, f"{file}: {reason(error)}") from error
+        raise expected("--data.path", needed, f"{file}: {reason(error)}") from error
     try:
         # Some editors write a mark first. Reading as text would end lines at every CR.
         whole = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         got = f"{file}, line {line}: {reason(error)}"
-        raise expected("--data.path", wanted, got) from error
+        raise expected("--data.path", needed, got) from error
     lines = whole.removesuffix("\n").split("\n") if whole else []
     columns = lines[0].split("\t") if lines else []
     if any(columns.count(name) != 1 for name in ("text", "label")):
-        wanted = "a first line with the columns text and label"
+        needed = "a first line with the columns text and label"
         got = f"{checks.shortened(lines[0]) if lines else 'none'} in {file}"
-        raise expected("--data.path", wanted, got)
+        raise expected("--data.path", needed, got)
     place = {name: columns.index(name) for name in ("text", "label")}
     table = Texts([], [])
     for number, line in enumerate(lines[1:], 2):
@@ -292,9 +292,9 @@ def _read(file: Path) -> Texts:
         if len(cells) == len(columns):
             cells[place["label"]] = cells[place["label"]].strip()
         if len(cells) != len(columns) or not all(cells[i] for i in place.values()):
-            wanted = f"{len(columns)} columns with text and label"
+            needed = f"{len(columns)} columns with text and label"
             got = f"{checks.shortened(line)} in line {number} of {file}"
-            raise expected("--data.path", wanted, got)
+            raise expected("--data.path", needed, got)
         table.texts.append(cells[place["text"]].encode())
         table.labels.append(cells[place["label"]])
     if not table.texts:

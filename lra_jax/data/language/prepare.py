@@ -36,8 +36,8 @@ def prepare(
     if path is not None and official is None:
         of_folder = checks.existing(path).is_dir()
     if pattern != "*" and not of_folder:
-        wanted = "'*', unless the path is a folder of text files"
-        raise expected("pattern", wanted, repr(pattern))
+        needed = "'*', unless the path is a folder of text files"
+        raise expected("pattern", needed, repr(pattern))
     if path is None:
         corpus = corpora.standard_library()
     else:

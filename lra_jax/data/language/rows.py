@@ -117,12 +117,12 @@ class TextDataset(SequenceDataset):
     ):
         size = len(streams["train"].tokens) - 1
         if size < length:
-            wanted = f"at least a row of --data.max_length={length} tokens to train on"
-            raise expected("--data.path", wanted, f"{size}, of {name}")
+            needed = f"at least a row of --data.max_length={length} tokens to train on"
+            raise expected("--data.path", needed, f"{size}, of {name}")
         for split, stream in streams.items():
             if not stream.num_bytes:
-                wanted = f"text for {', '.join(streams)}"
-                raise expected("--data.path", wanted, f"none for {split}, of {name}")
+                needed = f"text for {', '.join(streams)}"
+                raise expected("--data.path", needed, f"none for {split}, of {name}")
         self.name = name
         self.splits, self.parts = tuple(streams), (SLIDING,) if slides else ()
         self.raw = vocabulary.raw

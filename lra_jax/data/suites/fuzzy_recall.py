@@ -57,11 +57,11 @@ def examples(
     """Draws sequences; in training keys have any size, and every token is a target."""
     real = vocab_size - 1
     if real // 2 < motif:
-        wanted = f"at least {2 * motif + 1}, for motifs of {motif} distinct tokens"
-        raise expected("--data.vocab_size", wanted, vocab_size)
+        needed = f"at least {2 * motif + 1}, for motifs of {motif} distinct tokens"
+        raise expected("--data.vocab_size", needed, vocab_size)
     if length <= 4 * motif:
-        wanted = f"more than {4 * motif}, two pairs of motifs of {motif} tokens"
-        raise expected("--data.length", wanted, length)
+        needed = f"more than {4 * motif}, two pairs of motifs of {motif} tokens"
+        raise expected("--data.length", needed, length)
     keys = Motifs(range(real // 2), motif)
     values = Motifs(range(real // 2, real), motif)
     least = 1 if training else motif

@@ -115,8 +115,8 @@ def draw_selective_copy(
     if vocab_size < 3:
         raise expected("--data.vocab_size", "at least 3", vocab_size)
     if length <= 2 * copied + 1:
-        wanted = f"more than {2 * copied + 1} for {copied} tokens to copy"
-        raise expected("--data.length", wanted, length)
+        needed = f"more than {2 * copied + 1} for {copied} tokens to copy"
+        raise expected("--data.length", needed, length)
     blank = vocab_size - 2
     blanks = length - 2 * copied - 1
     letters = rng.integers(blank, size=(count, copied))
@@ -154,8 +154,8 @@ def draw_recall(
     """
     real = vocab_size - noise_vocab
     if real < 4:
-        wanted = f"at least 4 more than the {noise_vocab} of noise"
-        raise expected("--data.vocab_size", wanted, vocab_size)
+        needed = f"at least 4 more than the {noise_vocab} of noise"
+        raise expected("--data.vocab_size", needed, vocab_size)
     if length < 4 or length % 2:
         raise expected("--data.length", "an even number of at least 4", length)
     if not 0 <= noise < 1:

@@ -51,20 +51,20 @@ def parse_parts(name: str, text: str) -> list[Part]:
         parts = []
     distinct = len({part.name for part in parts}) == len(parts)
     if not parts or not distinct or min(map(min, parts)) < 1:
-        wanted = "distinct LENGTH/PAIRS:COUNT,... as in 64/4:1000,128/8:500"
-        raise expected(name, wanted, f"{text!r}")
+        needed = "distinct LENGTH/PAIRS:COUNT,... as in 64/4:1000,128/8:500"
+        raise expected(name, needed, f"{text!r}")
     for part in parts:
         if part.length < 4 * part.pairs or part.length % 2:
-            wanted = f"even lengths of at least four times their {part.pairs} pairs"
-            raise expected(name, wanted, part.length)
+            needed = f"even lengths of at least four times their {part.pairs} pairs"
+            raise expected(name, needed, part.length)
     return parts
 
 
 def _check_vocabulary(vocab_size: int, parts: list[Part]) -> None:
     pairs = max(part.pairs for part in parts)
     if vocab_size // 2 - 1 < pairs:
-        wanted = f"at least {2 * pairs + 2}, to hold the keys and values of {pairs}"
-        raise expected("--data.vocab_size", f"{wanted} pairs", vocab_size)
+        needed = f"at least {2 * pairs + 2}, to hold the keys and values of {pairs}"
+        raise expected("--data.vocab_size", f"{needed} pairs", vocab_size)
 
 
 def prepare(

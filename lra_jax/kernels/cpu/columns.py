@@ -9,19 +9,19 @@ from lra_jax.kernels.cpu import programs
 from lra_jax.kernels.spec import Scanned, ScanSpec
 
 
-def forward(spec: ScanSpec, given: Scanned, save: bool) -> tuple[jax.Array, Any]:
+def forward(spec: ScanSpec, operands: Scanned, save: bool) -> tuple[jax.Array, Any]:
     """The states `[B, T, C]` and, if asked for, what `backward` needs."""
-    shapes = [given.values.shape]
-    (states,) = programs.call("lra_scan_forward", shapes, [*given], **_forth(spec))
+    shapes = [operands.values.shape]
+    (states,) = programs.call("lra_scan_forward", shapes, [*operands], **_forth(spec))
     return states, (states if save else ())
 
 
 def backward(
-    spec: ScanSpec, given: Scanned, states: jax.Array, of_states: jax.Array
+    spec: ScanSpec, operands: Scanned, states: jax.Array, of_states: jax.Array
 ) -> tuple[jax.Array, ...]:
     """The gradients of factors and values."""
     shapes = [states.shape, states.shape]
-    arrays = [given.factors, states, of_states]
+    arrays = [operands.factors, states, of_states]
     return tuple(programs.call("lra_scan_backward", shapes, arrays, **_forth(spec)))
 
 

@@ -24,56 +24,64 @@ from lra_jax.kernels.spec import MAPS, FlowSpec, Gradients, Inputs
 _ROOM, _LARGEST = 40, 60
 
 
-def forward(spec: FlowSpec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+def forward(spec: FlowSpec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
-    unit = _unit(spec, given)
-    out, saved = _passes(spec, given)[0](spec, given, unit)
+    unit = _unit(spec, operands)
+    out, saved = _passes(spec, operands)[0](spec, operands, unit)
     return out, ((unit, *saved) if save else ())
 
 
-def backward(spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
+def backward(
+    spec: FlowSpec, operands: Inputs, saved: Any, of_out: jax.Array
+) -> Gradients:
     """The gradients of query, key and value."""
-    return _passes(spec, given)[1](spec, given, saved, of_out)
+    return _passes(spec, operands)[1](spec, operands, saved, of_out)
 
 
-def _passes(spec: FlowSpec, given: Inputs) -> tuple[Callable, Callable]:
+def _passes(spec: FlowSpec, operands: Inputs) -> tuple[Callable, Callable]:
     """Those forward and backward."""
     if spec.is_causal:
         return _causal_forward, _causal_backward
-    if given.documents is not None:
+    if operands.documents is not None:
         return _packed_forward, _packed_backward
     return _whole_forward, _whole_backward
 
 
-def _causal_forward(spec: FlowSpec, given: Inputs, unit: jax.Array) -> tuple:
-    rows = given.query.shape[:3]
+def _causal_forward(spec: FlowSpec, operands: Inputs, unit: jax.Array) -> tuple:
+    rows = operands.query.shape[:3]
     *terms, competition, factor = programs.call(
         "lra_causal_flow_terms",
         [rows] * 7,
-        [given.query, given.key, *_masks(given), unit, _documents(given)],
+        [operands.query, operands.key, *_masks(operands), unit, _documents(operands)],
         **_attributes(spec),
     )
     out, _ = programs.call(
         "lra_causal_forward",
-        [(*rows, given.value.shape[3]), (0,)],
-        [*_product_arrays(given, unit, competition), factor],
+        [(*rows, operands.value.shape[3]), (0,)],
+        [*_product_arrays(operands, unit, competition), factor],
         **_product_attributes(spec),
     )
     return out, (out, factor, terms, competition)
 
 
 def _causal_backward(
-    spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array
+    spec: FlowSpec, operands: Inputs, saved: Any, of_out: jax.Array
 ) -> Gradients:
     unit, out, factor, terms, competition = saved
     # `through` is the gradient of the logarithm of a / I.
     of_query, of_key, of_value, of_competition, through = programs.call(
         "lra_causal_backward",
-        [*(x.shape for x in given[:3]), competition.shape, factor.shape],
-        [*_product_arrays(given, unit, competition), out, factor, of_out],
+        [*(x.shape for x in operands[:3]), competition.shape, factor.shape],
+        [*_product_arrays(operands, unit, competition), out, factor, of_out],
         **_product_attributes(spec),
     )
-    arrays = [given.query, given.key, *_masks(given), unit, _documents(given)]
+    arrays = [
+        operands.query,
+        operands.key,
+        *_masks(operands),
+        unit,
+        _documents(operands),
+    ]
     of_query, of_key = programs.call(
         "lra_causal_flow_backward",
         [of_query.shape, of_key.shape],
@@ -84,62 +92,62 @@ def _causal_backward(
     return of_query, of_key, of_value
 
 
-def _whole_forward(spec: FlowSpec, given: Inputs, unit: jax.Array) -> tuple:
-    batch, length, heads, width = given.query.shape
+def _whole_forward(spec: FlowSpec, operands: Inputs, unit: jax.Array) -> tuple:
+    batch, length, heads, width = operands.query.shape
     # The numbers of one head are neighbours, as a thread has one head at a time.
-    rows, columns = (batch, heads, length), (batch, heads, given.key.shape[1])
+    rows, columns = (batch, heads, length), (batch, heads, operands.key.shape[1])
     width = programs.padded(width) + library.lanes()
     flow_sums = (batch, heads, 4 * width)
     saved = programs.call(
         "lra_whole_flow_forward",
         [
-            (batch, length, heads, given.value.shape[3]),
+            (batch, length, heads, operands.value.shape[3]),
             *(rows, rows, columns, columns, flow_sums, columns, rows),
-            programs.sums_shape(spec, given.query, given.value),
+            programs.sums_shape(spec, operands.query, operands.value),
         ],
-        [*given[:3], *_masks(given), unit],
+        [*operands[:3], *_masks(operands), unit],
         **_attributes(spec),
     )
     return saved[0], saved
 
 
 def _whole_backward(
-    spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array
+    spec: FlowSpec, operands: Inputs, saved: Any, of_out: jax.Array
 ) -> Gradients:
     unit, *saved = saved
     of_query, of_key, of_value = programs.call(
         "lra_whole_flow_backward",
-        [x.shape for x in given[:3]],
-        [*given[:3], *_masks(given), unit, *saved, of_out],
+        [x.shape for x in operands[:3]],
+        [*operands[:3], *_masks(operands), unit, *saved, of_out],
         **_attributes(spec),
     )
     return of_query, of_key, of_value
 
 
-def _packed_forward(spec: FlowSpec, given: Inputs, unit: jax.Array) -> tuple:
+def _packed_forward(spec: FlowSpec, operands: Inputs, unit: jax.Array) -> tuple:
     (out,) = programs.call(
         "lra_packed_flow_forward",
-        [(*given.query.shape[:3], given.value.shape[3])],
-        [*given[:3], *_masks(given), unit, _documents(given)],
+        [(*operands.query.shape[:3], operands.value.shape[3])],
+        [*operands[:3], *_masks(operands), unit, _documents(operands)],
         **_attributes(spec),
     )
     return out, ()
 
 
 def _packed_backward(
-    spec: FlowSpec, given: Inputs, saved: Any, of_out: jax.Array
+    spec: FlowSpec, operands: Inputs, saved: Any, of_out: jax.Array
 ) -> Gradients:
     (unit,) = saved
     of_query, of_key, of_value = programs.call(
         "lra_packed_flow_backward",
-        [x.shape for x in given[:3]],
-        [*given[:3], *_masks(given), unit, _documents(given), of_out],
+        [x.shape for x in operands[:3]],
+        [*operands[:3], *_masks(operands), unit, _documents(operands), of_out],
         **_attributes(spec),
     )
     return of_query, of_key, of_value
 
 
-def _unit(spec: FlowSpec, given: Inputs) -> jax.Array:
+def _unit(spec: FlowSpec, operands: Inputs) -> jax.Array:
     """The power of two by which features are divided, `[B]`.
 
     Flows are sums of products of two features, which overflow float32 if features are
@@ -147,7 +155,7 @@ def _unit(spec: FlowSpec, given: Inputs) -> jax.Array:
     which kernels may not import.
     """
     if spec.feature_map == "sigmoid":
-        return programs.units(given.query)
+        return programs.units(operands.query)
     phi = MAPS[spec.feature_map]
 
     def largest_of(x: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -157,7 +165,8 @@ def _unit(spec: FlowSpec, given: Inputs) -> jax.Array:
         return features.max((1, 2, 3), initial=0)
 
     largest = jnp.maximum(
-        largest_of(given.query, given.query_mask), largest_of(given.key, given.mask)
+        largest_of(operands.query, operands.query_mask),
+        largest_of(operands.key, operands.mask),
     )
     _, exponent = jnp.frexp(largest)
     power = jnp.clip(exponent - _ROOM, 0, _LARGEST - _ROOM)
@@ -165,21 +174,21 @@ def _unit(spec: FlowSpec, given: Inputs) -> jax.Array:
     return jnp.where(jnp.isfinite(largest), unit, 1.0)
 
 
-def _masks(given: Inputs) -> list[jax.Array]:
+def _masks(operands: Inputs) -> list[jax.Array]:
     """Those of the keys and of the queries."""
-    return [programs.mask_of(x) for x in (given.mask, given.query_mask)]
+    return [programs.mask_of(x) for x in (operands.mask, operands.query_mask)]
 
 
 def _product_arrays(
-    given: Inputs, unit: jax.Array, competition: jax.Array
+    operands: Inputs, unit: jax.Array, competition: jax.Array
 ) -> list[jax.Array]:
     # Without slopes.
-    others = programs.absent(), _documents(given), competition
-    return [*given[:3], programs.mask_of(given.mask), unit, unit, *others]
+    others = programs.absent(), _documents(operands), competition
+    return [*operands[:3], programs.mask_of(operands.mask), unit, unit, *others]
 
 
-def _documents(given: Inputs) -> jax.Array:
-    return programs.absent() if given.documents is None else given.documents
+def _documents(operands: Inputs) -> jax.Array:
+    return programs.absent() if operands.documents is None else operands.documents
 
 
 def _attributes(spec: FlowSpec) -> dict[str, Any]:

@@ -124,8 +124,8 @@ def _complaint(error: Exception) -> str:
 
 def _compiler() -> list[str]:
     """The command of the compiler; empty if there is none."""
-    given = shlex.split(os.environ.get("CXX", ""))
-    return given or [*filter(shutil.which, ("c++", "g++", "clang++"))][:1]
+    operands = shlex.split(os.environ.get("CXX", ""))
+    return operands or [*filter(shutil.which, ("c++", "g++", "clang++"))][:1]
 
 
 def _compiled() -> Path:

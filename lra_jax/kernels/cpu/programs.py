@@ -27,18 +27,18 @@ MAPS = ("identity", "elu", "relu", "leaky_relu", "sigmoid", "silu")
 _DENOMINATORS = ("add", "clamp", "none", "given", "absolute")
 
 
-def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
-    query, value = given.query, given.value
+    query, value = operands.query, operands.value
     shapes = [(*query.shape[:3], value.shape[3]), query.shape[:3]]
-    arrays = [*given[:3], mask_of(given.mask), given.scale, units(query)]
+    arrays = [*operands[:3], mask_of(operands.mask), operands.scale, units(query)]
     if _walks(spec):
         name = "lra_causal_forward"
         # Without weights and given scales.
-        arrays += [*_factors(given), absent(), absent()]
+        arrays += [*_factors(operands), absent(), absent()]
     elif spec.packed:
         name = "lra_packed_forward"
-        arrays.append(given.documents)
+        arrays.append(operands.documents)
     else:
         name = "lra_whole_forward"
         shapes.append(sums_shape(spec, query, value))
@@ -46,19 +46,24 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     return out, ((out, *saved) if save else ())
 
 
-def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
+def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    shapes = [x.shape for x in given[:3]]
-    arrays = [*given[:3], mask_of(given.mask), given.scale, units(given.query)]
+    shapes = [x.shape for x in operands[:3]]
+    arrays = [
+        *operands[:3],
+        mask_of(operands.mask),
+        operands.scale,
+        units(operands.query),
+    ]
     name = "lra_whole_backward"
     if _walks(spec):
         name = "lra_causal_backward"
         # There are no weights, so neither they nor the scales need a gradient.
         shapes += [(0,), (0,)]
-        arrays += [*_factors(given), absent()]
+        arrays += [*_factors(operands), absent()]
     elif spec.packed:
         name = "lra_packed_backward"
-        arrays.append(given.documents)
+        arrays.append(operands.documents)
     arrays += [*saved, of_out]
     of_query, of_key, of_value, *_ = call(name, shapes, arrays, **_attributes(spec))
     return of_query, of_key, of_value
@@ -134,9 +139,9 @@ def _walks(spec: Spec) -> bool:
     return spec.is_causal or spec.decay
 
 
-def _factors(given: Inputs) -> list[jax.Array]:
+def _factors(operands: Inputs) -> list[jax.Array]:
     """The slopes of the decays, and the documents' numbers."""
-    return [absent() if x is None else x for x in (given.slopes, given.documents)]
+    return [absent() if x is None else x for x in (operands.slopes, operands.documents)]
 
 
 def _attributes(spec: Spec) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from lra_jax.kernels.cpu import programs
 from lra_jax.kernels.spec import Gradients, Inputs, RecurrentSpec, plus
 
 
-def forward(spec: RecurrentSpec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+def forward(spec: RecurrentSpec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
-    query, key = given.query, given.key
+    query, key = operands.query, operands.key
     if spec.feature_map is not None:
         query, key = (_unit(spec, x) for x in (query, key))
-    read = given._replace(query=query, key=key)
-    shape = (*query.shape[:3], given.value.shape[3])
+    read = operands._replace(query=query, key=key)
+    shape = (*query.shape[:3], operands.value.shape[3])
     name, shapes = "lra_gated_forward", [shape]
-    if given.beta is not None:
+    if operands.beta is not None:
         # Also what was missing of each value.
         name, shapes = "lra_delta_forward", [shape, shape]
     made = [
@@ -35,17 +35,17 @@ def forward(spec: RecurrentSpec, given: Inputs, save: bool) -> tuple[jax.Array, 
 
 
 def backward(
-    spec: RecurrentSpec, given: Inputs, saved: Any, of_out: jax.Array
+    spec: RecurrentSpec, operands: Inputs, saved: Any, of_out: jax.Array
 ) -> Gradients:
     """The gradients of query, key, value, decays and shares."""
     (query, key), missing = saved
-    read = given._replace(query=query, key=key)
-    shapes = [x.shape for x in (query, key, given.value)]
-    shapes.append((0,) if given.log_decay is None else given.log_decay.shape)
+    read = operands._replace(query=query, key=key)
+    shapes = [x.shape for x in (query, key, operands.value)]
+    shapes.append((0,) if operands.log_decay is None else operands.log_decay.shape)
     name = "lra_gated_backward"
-    if given.beta is not None:
+    if operands.beta is not None:
         name = "lra_delta_backward"
-        shapes.append(given.beta.shape)
+        shapes.append(operands.beta.shape)
     made = [
         programs.call(name, shapes, [*_arrays(read), *own, of_out], from_end=from_end)
         for from_end, own in zip(_ends(spec), missing, strict=True)
@@ -54,10 +54,10 @@ def backward(
     if spec.feature_map is not None:
         of_query, of_key = (
             _unit_slope(spec, x, of_x)
-            for x, of_x in ((given.query, of_query), (given.key, of_key))
+            for x, of_x in ((operands.query, of_query), (operands.key, of_key))
         )
     slopes = Inputs(of_query, of_key, of_value)
-    if given.log_decay is not None:
+    if operands.log_decay is not None:
         slopes = slopes._replace(log_decay=of_decay)
     return slopes._replace(beta=of_share[0]) if of_share else slopes
 
@@ -67,13 +67,13 @@ def _ends(spec: RecurrentSpec) -> tuple[bool, ...]:
     return (False,) if spec.is_causal else (False, True)
 
 
-def _arrays(given: Inputs) -> list[jax.Array]:
-    shares = [] if given.beta is None else [given.beta]
+def _arrays(operands: Inputs) -> list[jax.Array]:
+    shares = [] if operands.beta is None else [operands.beta]
     others = (
         programs.absent() if x is None else x
-        for x in (given.log_decay, *shares, given.documents)
+        for x in (operands.log_decay, *shares, operands.documents)
     )
-    return [*given[:3], *others]
+    return [*operands[:3], *others]
 
 
 def _unit(spec: RecurrentSpec, x: jax.Array) -> jax.Array:

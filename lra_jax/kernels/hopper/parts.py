@@ -251,11 +251,11 @@ def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
     return jnp.pad(x, pad, constant_values=0.0 if alive else dead(spec))
 
 
-def cut(slopes: Iterable[jax.Array], given: Inputs) -> Gradients:
+def cut(slopes: Iterable[jax.Array], operands: Inputs) -> Gradients:
     """The gradients of inputs, without the padding that `whole` added."""
     query, key, value = (
         x[:, : like.shape[1], :, : like.shape[3]]
-        for x, like in zip(slopes, given[:3], strict=True)
+        for x, like in zip(slopes, operands[:3], strict=True)
     )
     return query, key, value
 

@@ -23,10 +23,10 @@ from lra_jax.kernels.hopper.parts import LinearProgram, cut, row_products, whole
 from lra_jax.kernels.spec import Gradients, Inputs, Spec
 
 
-def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and what `backward` needs."""
-    length, width = given.query.shape[1], given.value.shape[3]
-    q, k, v, mask, _, scale, *_ = padded(spec, given)
+    length, width = operands.query.shape[1], operands.value.shape[3]
+    q, k, v, mask, _, scale, *_ = padded(spec, operands)
     over_queries, over_keys = _program(spec, q), _program(spec, k)
     if one_segment(over_keys):
         starts = no_sums(over_keys)
@@ -38,10 +38,10 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     return out, ((out, den, starts) if save else ())
 
 
-def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
+def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
     out, den, starts = saved
-    q, k, v, mask, _, scale, *_ = padded(spec, given)
+    q, k, v, mask, _, scale, *_ = padded(spec, operands)
     up = whole(spec, of_out)
     lines = gradient_lines(spec, out, den, of_out)
     over_queries = _program(spec, q)
@@ -55,7 +55,7 @@ def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradie
     over_keys = _program(spec, k, backward=True)
     later_arrays = [q, up, *lines] if spec.is_causal else []
     of_key, of_value = slopes.pairs(over_keys, k, v, mask, scale, laters, later_arrays)
-    return cut((of_query, of_key, of_value), given)
+    return cut((of_query, of_key, of_value), operands)
 
 
 def _program(spec: Spec, x: jax.Array, backward: bool = False) -> LinearProgram:
@@ -73,14 +73,14 @@ def no_sums(program: LinearProgram) -> list[jax.Array]:
     return [jnp.zeros(x.shape, x.dtype) for x in program.states()]
 
 
-def padded(spec: Spec, given: Inputs) -> Inputs:
+def padded(spec: Spec, operands: Inputs) -> Inputs:
     """Inputs with whole segments and 64 columns; the mask as `[B, S]`."""
-    query, key = (whole(spec, x, alive=False) for x in (given.query, given.key))
-    mask = None if given.mask is None else given.mask[:, 0]
+    query, key = (whole(spec, x, alive=False) for x in (operands.query, operands.key))
+    mask = None if operands.mask is None else operands.mask[:, 0]
     if mask is not None:
         mask = jnp.pad(mask, [(0, 0), (0, key.shape[1] - mask.shape[1])])
-    value = whole(spec, given.value)
-    return given._replace(query=query, key=key, value=value, mask=mask)
+    value = whole(spec, operands.value)
+    return operands._replace(query=query, key=key, value=value, mask=mask)
 
 
 def before(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:

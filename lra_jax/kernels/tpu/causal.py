@@ -32,43 +32,43 @@ from lra_jax.kernels.tpu.parts import (
 )
 
 
-def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
-    call = _call(spec, given)
+    call = _call(spec, operands)
     group = call.layout.group
-    arrays = _inputs(call, given)
+    arrays = _inputs(call, operands)
     out = like(arrays[2][0])
     outputs = [(out, call.values)]
     if save:
         packed = (call.spec.terms, group.packed_rows, group.value_columns)
         shapes = packed, call.state_shapes[1]
         outputs += call.sums(out.shape[0], shapes, by_block=True)
-    kernel = functools.partial(_forward_kernel, call, given.mask is not None, save)
-    arrays.insert(0, call.angles(given.scale))
+    kernel = functools.partial(_forward_kernel, call, operands.mask is not None, save)
+    arrays.insert(0, call.angles(operands.scale))
     out, *saved = call.run(kernel, arrays, outputs, call.state_shapes)
     return call.layout.unlay(out), saved
 
 
-def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
+def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    call = _call(spec, given, backward=True)
-    arrays = _inputs(call, given)
+    call = _call(spec, operands, backward=True)
+    arrays = _inputs(call, operands)
     outputs = [(like(x), place) for x, place in arrays[:3]]
     arrays += [(call.layout.lay(of_out), call.values)]
     arrays += call.placed(saved, by_block=True)
-    kernel = functools.partial(_backward_kernel, call, given.mask is not None)
-    arrays.insert(0, call.angles(given.scale))
+    kernel = functools.partial(_backward_kernel, call, operands.mask is not None)
+    arrays.insert(0, call.angles(operands.scale))
     return call.layout.gradients(call.run(kernel, arrays, outputs, call.state_shapes))
 
 
-def _call(spec: Spec, given: Inputs, backward: bool = False) -> LinearCall:
-    query = given.query
-    return LinearCall(spec, layout(given), query.shape[1], query.dtype, backward)
+def _call(spec: Spec, operands: Inputs, backward: bool = False) -> LinearCall:
+    query = operands.query
+    return LinearCall(spec, layout(operands), query.shape[1], query.dtype, backward)
 
 
-def _inputs(call: LinearCall, given: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
-    hidden = [] if given.mask is None else [(given.mask, call.mask)]
-    return [*call.laid(given), *hidden]
+def _inputs(call: LinearCall, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
+    hidden = [] if operands.mask is None else [(operands.mask, call.mask)]
+    return [*call.laid(operands), *hidden]
 
 
 class _Block:

@@ -58,10 +58,10 @@ class Layout:
         return query, key, value
 
 
-def layout(given: Inputs) -> Layout:
+def layout(operands: Inputs) -> Layout:
     """The smallest group of heads that fills whole registers."""
-    _, _, heads, width = given.query.shape
-    value_width = given.value.shape[3]
+    _, _, heads, width = operands.query.shape
+    value_width = operands.value.shape[3]
     for size in range(1, heads + 1):
         columns = size * width, size * value_width
         if heads % size or max(columns) > max(WIDEST, width, value_width):
@@ -125,12 +125,12 @@ class Call:
         shape = (None, 1, self.spec.block)
         return pl.BlockSpec(shape, lambda b, n, i: (b // rows, 0, self.place(i)))
 
-    def laid(self, given: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
+    def laid(self, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
         """Query, key and value, which have the same length."""
         places = (self.keys, self.keys, self.values)
         return [
             (self.layout.lay(x), place)
-            for x, place in zip(given[:3], places, strict=True)
+            for x, place in zip(operands[:3], places, strict=True)
         ]
 
     def sums(

@@ -25,13 +25,13 @@ from lra_jax.kernels.tpu.parts import (
 )
 
 
-def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
+def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
-    over_keys, over_queries = _calls(spec, given)
-    query, lay = given.query, over_keys.layout.lay
-    angles, arrays = over_keys.angles(given.scale), _pairs(over_keys, given)
+    over_keys, over_queries = _calls(spec, operands)
+    query, lay = operands.query, over_keys.layout.lay
+    angles, arrays = over_keys.angles(operands.scale), _pairs(over_keys, operands)
     rows, columns = arrays[0][0].shape[0], arrays[1][0].shape[2]
-    kernel = functools.partial(_sum_kernel, over_keys, given.mask is not None)
+    kernel = functools.partial(_sum_kernel, over_keys, operands.mask is not None)
     sums = over_keys.run(
         kernel, [angles, *arrays], over_keys.sums(rows, over_keys.state_shapes)
     )
@@ -43,11 +43,11 @@ def forward(spec: Spec, given: Inputs, save: bool) -> tuple[jax.Array, Any]:
     return over_keys.layout.unlay(out), sums if save else []
 
 
-def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
+def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
-    over_keys, over_queries = _calls(spec, given)
-    query, lay = given.query, over_keys.layout.lay
-    angles = over_keys.angles(given.scale)
+    over_keys, over_queries = _calls(spec, operands)
+    query, lay = operands.query, over_keys.layout.lay
+    angles = over_keys.angles(operands.scale)
     arrays = [(lay(query), over_queries.keys), (lay(of_out), over_queries.values)]
     of_query = (like(arrays[0][0]), over_queries.keys)
     outputs = [
@@ -57,26 +57,26 @@ def backward(spec: Spec, given: Inputs, saved: Any, of_out: jax.Array) -> Gradie
     kernel = functools.partial(_queries_kernel, over_queries)
     arrays += over_queries.placed(saved)
     of_query, *later = over_queries.run(kernel, [angles, *arrays], outputs)
-    arrays = _pairs(over_keys, given)
+    arrays = _pairs(over_keys, operands)
     outputs = [(like(x), spec) for x, spec in arrays[:2]]
     arrays += over_keys.placed(later)
-    kernel = functools.partial(_keys_kernel, over_keys, given.mask is not None)
+    kernel = functools.partial(_keys_kernel, over_keys, operands.mask is not None)
     of_key, of_value = over_keys.run(kernel, [angles, *arrays], outputs)
     return over_keys.layout.gradients((of_query, of_key, of_value))
 
 
-def _calls(spec: Spec, given: Inputs) -> tuple[LinearCall, LinearCall]:
+def _calls(spec: Spec, operands: Inputs) -> tuple[LinearCall, LinearCall]:
     over_keys, over_queries = (
-        LinearCall(spec, layout(given), x.shape[1], x.dtype)
-        for x in (given.key, given.query)
+        LinearCall(spec, layout(operands), x.shape[1], x.dtype)
+        for x in (operands.key, operands.query)
     )
     return over_keys, over_queries
 
 
-def _pairs(call: LinearCall, given: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
+def _pairs(call: LinearCall, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
     lay = call.layout.lay
-    hidden = [] if given.mask is None else [(given.mask, call.mask)]
-    return [(lay(given.key), call.keys), (lay(given.value), call.values), *hidden]
+    hidden = [] if operands.mask is None else [(operands.mask, call.mask)]
+    return [(lay(operands.key), call.keys), (lay(operands.value), call.values), *hidden]
 
 
 class _Rows:
