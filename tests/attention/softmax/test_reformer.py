@@ -71,7 +71,7 @@ def test_reformer_over_many_chunks_with_padding_anywhere() -> None:
     out, gradients = both(q, v)
     assert_close(out, formula(q, q, v, mask, **REFORMER))
     assert not np.asarray(out)[~mask].any()
-    for garbage in np.float32([1e6, np.nan]):
+    for garbage in (np.float32(1e6), np.float32(np.nan)):
         dirty = (np.where(mask[:, :, None, None], x, garbage) for x in (q, v))
         chex.assert_trees_all_equal(both(*dirty), (out, gradients))
     for gradient in gradients:
