@@ -174,7 +174,8 @@ def _prepared(
     dtype = inputs.accumulation_dtype(query, key, value)
     scale = 1 / math.sqrt(width)
     # Cast first, so that the gradient is summed over the batch in this dtype.
-    memory = jnp.broadcast_to(memory.astype(dtype), (batch, *memory.shape[1:]))
+    # The zeros have the batch, and its split over devices.
+    memory = memory.astype(dtype) + jnp.zeros_like(query[:, :1], dtype)
     query, whole = masking.hide_broken(query, mask)
     query, memory = (
         masking.by_head(x, heads, dtype=dtype) * scale for x in (query, memory)
