@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
 class InputError(ValueError):
-    """What a user gave does not fit: ``name: problem``.
+    """An argument or a flag does not fit: ``name: problem``.
 
     Attributes:
       name: the argument, flag or file.

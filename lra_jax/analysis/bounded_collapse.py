@@ -50,7 +50,7 @@ class BoundedCollapse(NamedTuple):
     beta: float
 
     def columns(self) -> dict[str, np.ndarray]:
-        """What can be shown, `[L + 1]` each.
+        """The columns that can be shown, `[L + 1]` each.
 
         NaN from the first layer on where rounding may be a hundredth of the residual,
         and for bounds computed from such a residual, which mean nothing.

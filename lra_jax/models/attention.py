@@ -171,9 +171,16 @@ class MultiHeadAttention(nnx.Module):
           none.
         """
         rows = self._check_rows(inputs, context, segment_ids)
+        keywords = dict(self.config.keywords)
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
+        else:
+            # Functions would take equal lengths for self-attention.
+            if query_mask is None:
+                query_mask = jnp.ones(inputs.shape[:2], bool)
+            if keywords.get("max_length", 1) is None:
+                keywords["max_length"] = max(inputs.shape[1], context.shape[1])
         mask = self._check_mask("mask", "B S", mask, context)
         query_mask = self._check_mask("query_mask", "B T", query_mask, inputs)
         mask, query_mask = packed.shown(mask, rows), packed.shown(query_mask, rows)
@@ -185,7 +192,7 @@ class MultiHeadAttention(nnx.Module):
         if memory is not None:
             arrays = self._add_memory(arrays, memory, inputs)
         sow(self, queries=query, keys=key, values=value, keywords=arrays)
-        keywords = arrays | self.config.keywords
+        keywords = arrays | keywords
         out = self._called(query, key, value, keywords)
         self._check_output(out, *query.shape[:3], self.value_dim)
         with_memory = self.mechanism.with_memory

@@ -1,6 +1,6 @@
 """Padding anywhere in a row: real tokens move to the front of it, and back.
 
-In between, a row is what it would be alone with padding behind it, so whatever a model
+In between, a row is what it would be alone with padding after it, so whatever a model
 makes of positions, from a table to a window or a learned projection of them, padding in
 front changes nothing.
 """

@@ -18,7 +18,7 @@ _LATEX_MARKS = {ord(mark): f"\\{mark}" for mark in "&%$#_{}"} | {
     ord("~"): r"\textasciitilde{}",
     ord("^"): r"\textasciicircum{}",
 }
-# What a spreadsheet takes for the start of a formula.
+# A spreadsheet takes these for the start of a formula.
 _OF_FORMULAS = ("=", "+", "-", "@")
 
 

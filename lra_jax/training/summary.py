@@ -1,4 +1,4 @@
-"""What a run prints at its start and at its end."""
+"""The lines that a run prints at its start and at its end."""
 
 import dataclasses
 import statistics

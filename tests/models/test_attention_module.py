@@ -254,3 +254,22 @@ def test_in_a_linen_model(mechanism):
     before, params = step(params, others)
     after, params = step(params, others)
     assert after < before
+
+
+@pytest.mark.parametrize("max_length", [None, 12])
+@pytest.mark.parametrize("name", ["flow", "cosformer"])
+def test_cross_attention_of_equal_lengths(name: str, max_length: int | None) -> None:
+    """The padding of the keys hides no query, as where the lengths differ."""
+    rng = np.random.default_rng(0)
+    x, context = rng.normal(size=(2, 2, 8, 16)).astype("float32")
+    mask = np.arange(8)[None] < np.array([8, 5])[:, None]
+    layer = MultiHeadAttention(
+        num_heads=2,
+        in_features=16,
+        mechanism=name,
+        max_length=max_length,
+        rngs=nnx.Rngs(0),
+    )
+    out = layer(jnp.asarray(x), jnp.asarray(context), mask=jnp.asarray(mask))
+    parts = [layer(jnp.asarray(x[1:]), jnp.asarray(context[1:, :5]))]
+    np.testing.assert_allclose(out[1:], parts[0], atol=1e-5)

@@ -89,8 +89,8 @@ def flow_attention(
         `[B, 1, 1, S]`.
       is_causal: the causal definition; needs T == S.
       query_mask: boolean, True = a real sink: `[B, T]`, or anything that broadcasts to
-        `[B, 1, 1, T]`. None = `mask` where T = S, as in self-attention, otherwise all.
-        Other output rows are zero.
+        `[B, 1, 1, T]`. None = `mask` where T = S, as in self-attention, otherwise all;
+        in cross-attention with T = S, pass it. Other output rows are zero.
       clip: bound on the conserved outgoing flow before the competition; None = none.
       segment_ids: as in `linear_attention`: flows and competition stay inside a
         document.

@@ -49,33 +49,24 @@ class LinearState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class Kernel(kernels.Weighting):
     """The part of linear attention that a mechanism defines.
 
+    The fields of `Weighting`, and:
+
     Attributes:
-      feature_map: phi of a vector, by name or as a function.
       rotate: ``rotate(features, tables)``, a function defined at module level that
-        makes the features `[B, N, L, M]` of a stretch of L positions depend on them;
-        None = they do not.
+        makes the features `[B, N, L, M]` of a stretch of L positions depend on them, as
+        kernels do by `max_length`; None = they do not.
       tables: ``tables(dtype)`` gives the tables of all positions, `[1 or B, T]` each;
         `rotate` gets those of its stretch, `[1 or B, 1, L]`.
       copies: how often each feature is among the rotated ones.
-      denominator: "add" divides by the sum + eps, "clamp" by max(sum, eps), "absolute"
-        by max(|sum|, eps), "none" by nothing.
-      eps: see `denominator`.
-      slopes: `[N]`, of the decay with distance; None = no decay.
-      max_length: M of the cosines that kernels compute in place of `rotate`.
       refusal: the option that kernels do not support; None = they support all.
     """
 
-    feature_map: feature_maps.FeatureMap = "identity"
     rotate: Callable[..., jax.Array] | None = None
     tables: Callable[[Any], Any] | None = None
     copies: int = 1
-    denominator: str = "none"
-    eps: float = 0.0
-    slopes: jax.Array | None = None
-    max_length: int | jax.Array | None = None
     refusal: kernels.Refusal | None = None
 
 
@@ -117,15 +108,10 @@ def attend(
 
 def by_kernel(call: Call, kernel: Kernel, mechanism: str) -> jax.Array | None:
     """Linear attention by kernels; None = XLA's form is to be taken."""
+    phi = feature_maps.for_kernels(kernel.feature_map)
     return kernels.attend(
         call.kernel_inputs,
-        kernels.Weighting(
-            feature_map=feature_maps.for_kernels(kernel.feature_map),
-            denominator=kernel.denominator,
-            eps=kernel.eps,
-            max_length=kernel.max_length,
-            slopes=kernel.slopes,
-        ),
+        dataclasses.replace(kernel, feature_map=phi),
         is_causal=call.is_causal,
         mechanism=mechanism,
         implementation=call.implementation,

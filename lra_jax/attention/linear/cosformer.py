@@ -13,7 +13,8 @@ With ``max_length=None`` M is max(T, S), as in the authors' code (OpenNLPLab/cos
 With a mask in self-attention it is that of each sample run alone, from its first real
 position to its last. In cross-attention the queries' padding is not known, and in a
 packed row M is the row's length: there only a fixed ``max_length`` gives what a sample
-or a document alone would.
+or a document alone would. Equal lengths count as self-attention, where queries in the
+keys' padding give zero: in cross-attention with T = S, pass ``max_length``.
 
 The causal form sums over j <= i. A prefix gives the same outputs as the whole
 sequence only with a fixed ``max_length``, so a stream (`cosformer_init`,
@@ -109,9 +110,10 @@ def cosformer_attention(
     Args:
       query, key, value, mask, is_causal: as in `linear_attention`.
       max_length: M. An int of at least max(T, S); None for max(T, S), or with a mask
-        in self-attention, for the length of each sample without its padding; or an
-        integer array `[B]` with one M per sample. In a sample, positions from its M on
-        are padding: keys there are hidden and output rows are zero.
+        and T = S, as in self-attention, for the length of each sample without its
+        padding, whose output rows are zero; or an integer array `[B]` with one M per
+        sample. In a sample, positions from its M on are padding: keys there are hidden
+        and output rows are zero.
       segment_ids: as in `linear_attention`. Positions count from a document's start, so
         M may be less than T; positions from M on are padding.
       feature_map: "relu", "identity", "leaky_relu", "elu" (elu(x) + 1), or a function

@@ -180,7 +180,7 @@ def _left_halves(
     rows: Documents | None,
     size: int,
 ) -> _Part:
-    """What the left halves of blocks contribute to their right halves of this size."""
+    """The part of the left halves of blocks in their right halves of this size."""
 
     def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """`[B, N, P, C, ...]` -> twice `[B, N, P, C / 2 / size, size, ...]`."""
