@@ -83,8 +83,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links as they are between files of the site."""
     markdown = re.sub(r"\]\((?:\.\./)+(?=results/|CONTRIBUTING)", "](", markdown)
     markdown = re.sub(r"\]\(docs/", "](", markdown)
-    # Code and data are read in the repository.
-    files = r"\]\((?:\.\./)?((?:lra_jax|benchmarks|tests|results)/[^)]+\.(?:py|json))\)"
+    # Code, data and the tables of results are read in the repository.
+    files = r"\]\((?:\.\./)?((?:lra_jax|benchmarks|tests|results)/[^)]+\.(?:py|json|md))\)"
     markdown = re.sub(files, rf"]({REPOSITORY}/blob/main/\1)", markdown)
     markdown = markdown.replace("](../README.md", "](index.md")
     notebooks = r"\]\((?:\.\./)?notebooks/README.md\)"
