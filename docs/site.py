@@ -84,7 +84,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = re.sub(r"\]\((?:\.\./)+(?=results/|CONTRIBUTING)", "](", markdown)
     markdown = re.sub(r"\]\(docs/", "](", markdown)
     # Code, data and the tables of results are read in the repository.
-    files = r"\]\((?:\.\./)?((?:lra_jax|benchmarks|tests|results)/[^)]+\.(?:py|json|md))\)"
+    folders = "lra_jax|benchmarks|tests|results"
+    files = rf"\]\((?:\.\./)?((?:{folders})/[^)]+\.(?:py|json|md))\)"
     markdown = re.sub(files, rf"]({REPOSITORY}/blob/main/\1)", markdown)
     markdown = markdown.replace("](../README.md", "](index.md")
     notebooks = r"\]\((?:\.\./)?notebooks/README.md\)"
@@ -105,14 +106,15 @@ def _notebook(source: Path) -> str:
 
 def _formulas(text: str) -> str:
     """TeX as MathML, which browsers show without a script or a network."""
-    shown = {True: "block", False: "inline"}
+    display = {True: "block", False: "inline"}
 
-    def made(found: re.Match[str]) -> str:
-        block = found[1] is not None
-        tex = " ".join((found[1] or found[2]).split())
-        return convert(tex, display=shown[block])
+    def convert_match(match: re.Match[str]) -> str:
+        block = match[1] is not None
+        tex = " ".join((match[1] or match[2]).split())
+        return convert(tex, display=display[block])
 
-    return re.sub(r"\$\$(.+?)\$\$|\$([^$]+?)\$", made, text, flags=re.DOTALL)
+    pattern = r"\$\$(.+?)\$\$|\$([^$]+?)\$"
+    return re.sub(pattern, convert_match, text, flags=re.DOTALL)
 
 
 def _reference(name: str, modules: tuple[str, ...]) -> str:
