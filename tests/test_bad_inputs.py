@@ -8,12 +8,12 @@ import contextlib
 import json
 import math
 import os
+import re
 import string
 from typing import Any
 
 import helpers
 import hypothesis
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -41,11 +41,9 @@ COMMANDS = {
 def refused(capsys: Any, line: str, *parts: str) -> None:
     """A command line that ends in one line of the one form, with these parts."""
     name, *args = line.split()
-    kept = "--task=mqar" in line or "--task=parity" in line  # No --data.dir.
-    if name == "train" and "--data.dir" not in line and not kept:
-        args.insert(
-            0, "--data.dir=/dev/null/x"
-        )  # Should it come so far, it ends there.
+    kept = re.search("--task=(mqar|parity|lm)|--data.dir", line)
+    if name == "train" and not kept:  # Should it come so far, it ends there.
+        args.insert(0, "--data.dir=/dev/null/x")
     if name == "attention":
         code: Any = attention_command.main(args)
     else:
@@ -69,210 +67,143 @@ LINES = r"""
 train --zzz ~ --zzz: expected a flag, got an unknown one; --help lists them
 train --train.step=3 ~ did you mean '--train.steps'?
 train --lrr=3 ~ did you mean '--lr'?
-train --max-length=9 ~ did you mean '--model.max_length' or '--data.max_length'?
 train --max-len=9 ~ did you mean '--model.max_length' or '--data.max_length'?
-train --foo=3 ~ got an unknown one; --help lists them
-train --task=image --dimm=3 ~ did you mean '--dim'?
 train --data.batch_size=3 ~ got an unknown one; did you mean '--train.batch_size'?
+train --steps=9 --train.steps=90 ~ --train.steps: expected one form of the flag
 train -- ~ --: expected a flag
 train --task=listop ~ did you mean 'listops'?
 train --task= ~ --task: expected one of
 train --preset=oficial ~ did you mean 'official'?
-train --preset= ~ --preset: expected one of
 train --workdir= ~ --workdir: expected a name, got ''
 train --workdir=run[2] ~ --workdir: expected a path without *, ? and [
 train --data.dir=data[1] ~ --data.dir: expected a path without *, ? and [
+train --data.dir= ~ --data.dir: expected a name, got ''
 train --seed=-1 ~ --seed: expected 0 or a positive int, got -1
 train --seed=99999999999999999999 ~ --seed: expected a number of at most 2147483647
 train --seeds=0 ~ --seeds: expected 1 to 1000, got 0
-train --seeds=-1 ~ --seeds: expected 1 to 1000, got -1
 train --seeds=1001 ~ --seeds: expected 1 to 1000, got 1001
 train --coordinator=host:1 ~ --distributed: expected True
 train --train.steps=0 ~ --train.steps: expected a positive int, got 0
 train --train.steps=9 --train.warmup=9 ~ --train.warmup: expected less than
-train --train.batch_size=0 ~ --train.batch_size: expected a positive int
-train --train.log_every=0 ~ --train.log_every: expected a positive int, got 0
 train --train.adam_b1=1 ~ --train.adam_b1: expected a number in [0, 1)
-train --train.seq_devices=0 ~ --train.seq_devices: expected a positive int
 train --preset=compact --train.seq_devices=2 --attention=softmax ~ expected one of lin
-train --train.length_warmup=128 ~ length_warmup: expected LENGTH:FRACTION
-train --train.length_warmup=128:2 ~ got '128:2'
-train --train.length_warmup=a:b ~ got 'a:b'
+train --train.length_warmup=128:2 ~ length_warmup: expected LENGTH:FRACTION
+train --train.curriculum=100:0.5,50:0.6 ~ curriculum: expected LENGTH:FRACTION
 train --model.num_heads=3 ~ num_heads: expected a divisor of
-train --model.num_heads=0 ~ --model.num_heads: expected a positive int
 train --model.num_layers=1001 ~ --model.num_layers: expected 1 to 1000, got 1001
 train --model.max_length=10 ~ --model.max_length: expected at least 2000
+train --data.max-length=2001 ~ --model.max_length: expected at least 2001
 train --task=image --model.max_length=10 ~ --model.max_length: expected at least 1024
-train --model.positions=sinusoidal --model.embed_dim=15 ~ embed_dim: expected
 train --model.positions=learned_2d ~ grid: expected the rows and columns
 train --model.positions=rotary --attention=fnet ~ rotary: expected
-train --model.mlp=product_key --model.mlp_options=keys=0 ~ mlp_options: keys:
+train --model.short_conv=-1 ~ --model.short_conv: expected
 train --model.mlp=product_key --model.mlp_options=key=3 ~ mlp_options: option
-train --model.mlp=product_key --model.mlp_options=keys ~ --model.mlp_options: expected
 train --model.mlp=product_key --model.mlp_options=keys=4,top=5 ~ top: expected at most
-train --model.hybrid=hgrn ~ hybrid: expected mechanisms with 'cosformer'
 train --model.hybrid=hgrn, ~ --model.hybrid: expected one of
 train --model.hybrid=hgnr,cosformer ~ did you mean 'hgrn'?
 train --model.hybrid=os:system,cosformer ~ got 'os:system'
-train --model.hybrid=flow,hgrn,cosformer ~ hybrid: expected at most one
 train --model.hybrid=luna,cosformer ~ hybrid: expected mechanisms that pass no
 train --model.attention_options=clip ~ expected name=value,..., got 'clip'
-train --model.attention_options==3 ~ got '=3'
 train --model.attention_options=eps=1,eps=2 ~ expected each option once, got 'eps' twice
-train --model.attention_options=clip=1 ~ option of
 train --model.attention_options=ep=1 ~ did you mean 'eps'?
-train --model.attention_options=foo=1 ~ eps, feature_map, grid, reweight, got 'foo'
 train --model.attention_options=eps=1/2/3 ~ the 2 blocks, got 3
 train --model.attention_options=eps={[]:1} ~ got '{[]:1}'
 train --model.attention_options=eps=nan ~ got 'nan'
 train --model.attention_options=eps=-1 ~ eps: expected 0 or a positive number, got -1
-train --model.attention_options=eps=None ~ got None
 train --model.attention_options=implementation=foo ~ got 'foo'
 train --model.attention_options=implementation=xla/pallas ~ 'pallas' on 'cpu'
-train --attention=flow --model.attention_options=feature_map=foo ~ feature_map: expected
-train --attention=performer --model.attention_options=kernel=foo ~ kernel: expected
 train --attention=softmax --model.attention_options=block=x ~ block: expected a positive
 train --attention=cosfomer ~ --attention: expected one of
 train --attention=SOFTMAX ~ did you mean 'softmax'?
-train --attention= ~ --attention: expected one of
 train --attention=:f ~ attention: expected 'package.module:function', got ':f'
-train --attention=helpers: ~ attention: expected 'package.module:function'
 train --attention=no_such:f ~ attention: expected an importable module before
-train --attention=helpers:nothing ~ no attribute 'nothing'
-train --attention=helpers:jn ~ no attribute 'jn'
 train --attention=helpers:powr ~ no attribute 'powr'; did you mean 'power'?
 train --attention=helpers:TRAIN ~ to be a function, got a dict
 train --attention=os:system ~ attention: expected 'os:system' to take (query, key
 train --attention=collections:OrderedDict ~ to take (query, key, value, ...)
-train --attention=fractions:Fraction ~ to take (query, key, value, ...)
-train --attention=math:sin ~ too many positional arguments
-train --attention=test_bad_inputs:no_arguments ~ too many positional arguments
 train --attention=test_bad_inputs:gives_none ~ output of attention
-train --attention=test_bad_inputs:gives_a_pair ~ got a tuple
 train --attention=test_bad_inputs:gives_a_row ~ got (2, 1, 2, 32)
-train --attention=test_bad_inputs:gives_a_mean ~ got (2, 2, 32)
-train --attention=test_bad_inputs:A_CLASS ~ to be a function, got an object
 train --attention=test_bad_inputs:Mine ~ to take (query, key, value, ...)
 train --attention=helpers:values_only --model.attention_options=x=1 ~ got 'x'
-train --data.min_length=0 ~ --data.min_length: expected a positive int
 train --data.min_length=5000 ~ --data.max_length: expected at least 5002
-train --data.max_depth=0 ~ --data.max_depth: expected
-train --data.max_args=0 ~ --data.max_args: expected
-train --data.num_test=0 ~ --data.num_test: expected a positive int
 train --data.processes=0 ~ --data.processes: expected 1 to 4096
-train --data.processes=1000000 ~ --data.processes: expected 1 to 4096
+train --data.buckets=60,40 ~ buckets: expected increasing
 train --data.path=nope ~ --data.path: expected a file or a folder
 train --data.level=easy ~ --data.level: expected a flag of --task=listops
 train --task=image --data.path=/dev/null ~ /dev/null
 train --task=mqar --data.train=64/4:99999999999 ~ at most 10,000,000 examples
-train --task=parity --data.num_train=2147483647 ~ got 2,147,483,647
 train --task=parity --data.parts=9999999999 ~ expected examples that fit into memory
 train --task=mqar --data.train=64/40:100 ~ --data.train: expected
-train --task=mad-recal ~ did you mean 'mad-recall'?
-train --train.curriculum=100:0.5,50:0.6 ~ curriculum: expected LENGTH:FRACTION
-train --model.short_conv=-1 ~ --model.short_conv: expected
-sweep --attention=softmax --suite=foo ~ --suite: expected one of
-train --task=text --data.path=nope ~ --data.path: expected a file or a folder
 train --task=pathfinder --data.num_distractors=-1 ~ --data.num_distractors: expected 0
+train --task=pathfinder --data.path=/no/such ~ /no/such
+train --task=pathx --data.max-length=1024 ~ --data.max_length: expected a flag of
+train --task=pathfinder --preset=modern --model.patch=3 ~ patch: expected a divisor
+train --task=listops --model.patch=2 ~ patch: expected 1 without images
+train --task=lm --attention=linformer ~ mechanism
+train --task=lm --model.is_causal=False ~ --model.is_causal: expected True
+train --task=lm --data.path=nowhere ~ --data.path
+train --task=lm --train.seq_devices=2 ~ --train.seq_devices
+sweep --attention=softmax --suite=foo ~ --suite: expected one of
+sweep ~ --attention: expected mechanisms, as in softmax,cosformer, got none
+sweep --attention ~ --attention: expected a value, got none
+sweep --attention=softmax,,flow ~ --attention: expected distinct names
+sweep --attention=flow --lr=1e-3,0.001 ~ sweep: expected values that differ
+sweep --attention=cosfomer ~ did you mean 'cosformer'?
+sweep --attention=softmax --seed=-3 ~ --seed: expected 0 or a positive
+sweep --attention=flow --train.step=3 ~ did you mean '--train.steps'?
 evaluate --workdir= ~ expected a run directory
 evaluate --workdir=x --predictions= ~ --predictions: expected a file, got ''
 evaluate --workdir=nope ~ --workdir: expected a run directory, got nope
 evaluate --workdir=x --spilt=test ~ did you mean '--split'?
-evaluate --attention=flow ~ --attention: expected a flag
-sweep ~ --attention: expected mechanisms, as in softmax,cosformer, got none
-sweep --attention ~ --attention: expected a value, got none
-sweep --attention= ~ --attention: expected a value
-sweep --attention=softmax,,flow ~ --attention: expected distinct names
-sweep --attention=flow,flow ~ --attention: expected distinct names
-sweep --attention=flow --lr=1e-3,0.001 ~ sweep: expected values that differ
-sweep --attention=flow --task=text,text ~ sweep: expected values that differ
-sweep --attention=cosfomer ~ did you mean 'cosformer'?
-sweep --attention=softmax --seed=-3 ~ --seed: expected 0 or a positive
-sweep --attention=softmax --workdir= ~ --workdir: expected a name
-sweep --attention=flow --train.step=3 ~ did you mean '--train.steps'?
-sweep --attention=flow --task=listop ~ did you mean 'listops'?
-sweep --attention=os:system ~ attention: expected 'os:system' to take
 report ~ RUNS: expected at least one folder of runs, got none
 report nope ~ RUNS: expected a folder of runs, got nope
 report /dev/null ~ got /dev/null, a file
-report . ~ RUNS: expected run directories
 report . nope ~ RUNS: expected run directories
 report . --outs=x ~ did you mean '--out'?
-benchmark --attention= ~ --attention: expected
 benchmark --attention=nope ~ --attention: expected one of
 benchmark --attention=nope:f ~ attention: expected an importable module before
-benchmark --attention=linear[foo=1] ~ option of attention 'linear'
 benchmark --attention=softmax[ ~ --attention: expected
-benchmark --attention=softmax[block] ~ --attention: expected name=value
 benchmark --attention=softmax[blok=1] ~ did you mean 'block'?
+benchmark --attention=linear,linear ~ --attention: expected different
 benchmark --lengths= ~ --lengths: expected
-benchmark --lengths=abc ~ --lengths: expected positive integers
-benchmark --lengths=-1 ~ --lengths: expected positive integers
 benchmark --lengths=1Q ~ --lengths: expected positive integers
 benchmark --lengths=99999999999999999999 ~ --lengths: expected positive integers
 benchmark --heads=0 ~ --heads: expected a positive int, got 0
-benchmark --head_dim=-1 ~ --head_dim: expected a positive int
-benchmark --repeats=0 ~ --repeats: expected a positive int
-benchmark --batch_size=0 ~ --batch_size: expected a positive int
-benchmark --layers=0 ~ --layers: expected a positive int
 benchmark --max_gb=-1 ~ --max_gb: expected a positive finite number
-benchmark --work=bake ~ --work: expected
 benchmark --dtypes=int8 ~ --dtypes: expected
 benchmark --view=lra --work=forward ~ --work: expected train
 benchmark --view=linformer --features=x ~ --features: expected positive integers
 benchmark --out=/dev/null/x ~ --out: expected a file that can be written
-analyze foo ~ command: expected one of
+benchmark --view=accelerator ~ --out: expected a folder
+benchmark --view=accelerator --out=x --part=tims ~ did you mean 'times'
 analyze pats ~ did you mean 'paths'?
 analyze paths --experiment=foo ~ --experiment: expected one of
-analyze paths --experiment= ~ --experiment: expected names
-analyze paths --attention=foo ~ --attention: expected one of
+analyze paths --attention=linformer ~ --attention
 analyze paths --repeats=0 ~ --repeats: expected a positive int
-analyze paths --seed=-1 ~ --seed: expected 0 or a positive
-analyze rank-collapse --network=foo ~ --network: expected one of
 analyze rank-collapse --network= ~ --network: expected names
 analyze rank-collapse --network=bert,bert ~ --network: expected different names
-analyze rank-collapse --attention=linear,linear ~ --attention: expected different names
-analyze spectrum --attention=flow,flow ~ --attention: expected different names
-analyze paths --experiment=sort,sort ~ --experiment: expected different names
 analyze rank-collapse --attention=foo ~ --attention: expected one of
-analyze rank-collapse --attention= ~ --attention: expected names
 analyze rank-collapse --length=1 ~ --length: expected at least 2
-analyze rank-collapse --layers=0 ~ --layers: expected a positive int
-analyze rank-collapse --examples=0 ~ --examples: expected a positive int
-analyze rank-collapse --draws=0 ~ --draws: expected a positive int
-analyze rank-collapse --seed=-1 ~ --seed: expected 0 or a positive
 analyze rank-collapse --workdir=nope ~ --workdir: expected a run directory
-analyze rank-collapse --workdir=nope --examples=0 ~ --examples: expected
 analyze rank-collapse --weights=nope ~ --weights: expected a folder with
 analyze rank-collapse --weights=a --workdir=b ~ --weights: expected nothing with
-analyze rank-collapse --netwrk=bert ~ --network
 analyze rank-collapse --out= ~ --out: expected a name, got ''
-analyze rank-collapse --weights=/dev/null ~ --weights: expected
-analyze spectrum --network=foo ~ --network: expected one of
-analyze spectrum --attention=foo ~ --attention: expected one of
-analyze spectrum --length=0 ~ --length: expected a positive int
-analyze spectrum --examples=0 ~ --examples: expected a positive int
 analyze spectrum --seed=-5 ~ --seed: expected 0 or a positive
-analyze spectrum --workdir=nope ~ --workdir: expected a run directory
 analyze spectrum --out=/dev/null/x ~ --out: expected a folder
 analyze maps --workdir=nope ~ --workdir: expected a run directory
-data foo ~ command: expected one of prepare, describe, sample
-data prepar ~ did you mean 'prepare'?
+data prepar ~ command: expected one of prepare, describe, sample
 data prepare --task=foo ~ --task: expected one of
-data prepare --preset=foo ~ --preset: expected one of
 data prepare --train.steps=3 ~ --train.steps: expected a flag
-data prepare --attention=cosfomer ~ did you mean 'cosformer'?
+data prepare --count=3 ~ --count: expected a flag, got an unknown one
 data prepare --data.num_train=0 ~ --data.num_train: expected a positive int
-data prepare --data.seed=-1 ~ --data.seed: expected 0 or a positive
-data prepare --data.max_length=0 ~ --data.max_length: expected a positive int
 data prepare --data.path=nope ~ --data.path: expected a file or a folder
 data prepare --data.dir=/dev/null/x ~ --data.dir: expected a folder that can be
+data prepare --data.path=x --data.num_train=5 ~ --data.num_train: expected no value
 data prepare --task=text --data.path=/dev/null ~ expected
 data prepare --task=retrieval --data.path=/dev/null ~ expected
-data prepare --task=pathfinder --data.path=/dev/null ~ expected
-data describe --data.foo=1 ~ --data.foo: expected a flag of --task=listops
+data sample --count=0 ~ --count: expected a positive int
+data sample --out=x.png ~ --out: expected nothing for --task=listops
 attention --foo ~ python -m lra_jax.attention: expected no flag
-attention flow ~ got 'flow'
 """
 
 
@@ -289,8 +220,6 @@ def test_commands(capsys, line, part):
 @pytest.mark.parametrize(
     ("attention", "part"),
     [
-        ("jax.numpy:add", "error: TypeError: "),
-        ("numpy:einsum", "error: TracerArrayConversionError: "),
         ("test_bad_inputs:one_more", "missing 1 required positional argument"),
         ("test_bad_inputs:raises", "error: RuntimeError: out of order and more"),
         ("test_bad_inputs:asks", "error: TracerBoolConversionError: "),
@@ -309,36 +238,23 @@ def test_what_an_attention_raises_is_one_line(capsys, attention, part):
 PARSED = """
 train --train.steps ~ '--train.steps'
 train --train.steps --seed=3 ~ '--train.steps'
-train --train.steps=3 --train.steps=abc ~ --train.steps: invalid literal for int
-train --train.steps= ~ --train.steps: invalid literal
-train --train.steps=1.5 ~ --train.steps: invalid literal
+train --train.steps=1e3 ~ --train.steps: invalid literal for int
 train --train.adam_b1=abc ~ --train.adam-b1: could not convert string to float: 'abc'
 train --train.schedule=cosin ~ invalid choice 'cosin'
 train listops ~ Unrecognized options: listops
 train -x ~ Unrecognized options: -x
-train --train.steps 3 4 ~ Unrecognized options: 4
 train --seeds=1.5 ~ --seeds: invalid literal
-train --seeds= ~ --seeds: invalid literal
-train --distributed=maybe ~ invalid choice 'maybe' for argument '--distributed'
-train --distributed= ~ invalid choice ''
 train --distributed=TRUE ~ invalid choice 'TRUE'
-train --task=text --data.max_length=abc ~ --data.max-length: invalid literal
+train --dry-run=maybe ~ invalid choice 'maybe' for argument '--dry-run'
 train --task=text --data.validation=tets ~ invalid choice 'tets'
-data prepare --task=pathfinder --data.level=foo ~ invalid choice 'foo'
 sweep --attention=flow --lr=1e-3|3e-3 ~ --train.learning-rate: could not convert
 evaluate ~ --workdir
 evaluate --workdir ~ '--workdir'
 evaluate --workdir=x --checkpoint=newest ~ invalid choice 'newest'
-evaluate --workdir=x --allow-code=perhaps ~ invalid choice 'perhaps'
 evaluate --workdir=x y ~ Unrecognized options: y
-report . -o ~ Unrecognized options: -o
 report . --out ~ --out
-benchmark 3 ~ Unrecognized options: 3
 benchmark --heads=abc ~ --heads: invalid literal
 analyze maps ~ --workdir
-analyze maps --workdir=nope --layer=x ~ --layer: invalid literal
-analyze spectrum --length=abc ~ --length: invalid literal
-data sample --count=abc ~ --count: invalid literal
 data sample --split=nope ~ invalid choice 'nope'
 """
 
@@ -354,10 +270,6 @@ def test_what_cannot_be_parsed(capsys, line, part):
     assert out == "" and "help" not in err and not {*err} & {*"╭│─"}, err
 
 
-def no_arguments():
-    """Attention functions that are none; command lines name them."""
-
-
 def one_more(query, key, value, more):
     return value
 
@@ -366,16 +278,8 @@ def gives_none(query, key, value):
     return None
 
 
-def gives_a_pair(query, key, value):
-    return value, value
-
-
 def gives_a_row(query, key, value):
     return value[:, :1]
-
-
-def gives_a_mean(query, key, value):
-    return value.mean(1)
 
 
 def raises(query, key, value):
@@ -388,9 +292,6 @@ def asks(query, key, value):
 
 def leaves_jax(query, key, value):
     return np.asarray(value)
-
-
-A_CLASS = object()
 
 
 class Mine:
@@ -429,52 +330,28 @@ NAN, INF = math.nan, math.inf
 EDITS: tuple[tuple[str, Any, str], ...] = (
     ("train.steps", "abc", "--train.steps: expected an int, got 'abc'"),
     ("train.steps", -3, "--train.steps: expected a positive int, got -3"),
-    ("train.steps", 1.5, "--train.steps: expected an int, got 1.5"),
-    ("train.steps", None, "--train.steps: expected an int, got None"),
-    ("train.steps", True, "--train.steps: expected an int, got True"),
-    ("train.steps", [3], "--train.steps: expected an int, got [3]"),
     ("train.steps", 10**30, "--train.steps: expected a number of at most"),
-    ("train.learning_rate", NAN, "--train.learning_rate: expected a positive"),
+    ("train.learning_rate", math.nan, "--train.learning_rate: expected a positive"),
     ("train.learning_rate", "fast", "--train.learning_rate: expected a number"),
-    ("train.learning_rate", INF, "--train.learning_rate: expected a positive"),
-    ("train.schedule", 3, "--train.schedule: expected one of"),
     ("train.schedule", "cosin", "did you mean 'cosine'"),
     ("train.decay_vectors", "yes", "--train.decay_vectors: expected True or False"),
     ("train.length_warmup", 3, "--train.length_warmup: expected text"),
     ("train.stepz", 3, "stepz"),
     ("train", None, "config: expected the fields"),
-    ("train", [], "config: expected the fields"),
     ("model", "small", "config: expected the fields"),
     ("model.num_heads", 3, "num_heads: expected a divisor of"),
-    ("model.num_heads", "2", "--model.num_heads: expected an int, got '2'"),
-    ("model.num_layers", 10**6, "--model.num_layers: expected 1 to 1000"),
-    ("model.dropout", 2, "--model.dropout: expected a number in [0, 1)"),
     ("model.dropout", {}, "--model.dropout: expected a number"),
     ("model.max_length", 3, "--model.max_length: expected at least 60"),
-    ("model.pooling", None, "--model.pooling: expected one of"),
-    ("model.attention_options", "clip=1", "option of attention 'cosformer'"),
     ("model.attention_options", ["eps=1"], "--model.attention_options: expected text"),
-    ("model.attention_options", "eps=-1", "eps: expected 0 or a positive number"),
-    ("data.min_length", "10", "--data.min_length: expected an int"),
     ("data.num_train", -1, "--data.num_train: expected a positive int"),
     ("data.level", "hard", "config: expected the fields"),
     ("data.path", 7, "--data.path: expected text or None"),
-    ("data.dir", False, "--data.dir: expected text or None"),
-    ("task", "listop", "did you mean 'listops'"),
-    ("task", None, "--task: expected one of"),
     ("task", ["listops"], "--task: expected one of"),
     ("task", "text", "config: expected the fields"),
     ("attention", "cosfomer", "did you mean 'cosformer'"),
     ("attention", 5, "--attention: expected text, got 5"),
-    (
-        "attention",
-        "os:system",
-        "--allow-code: expected True to import 'os:system'",
-    ),
-    ("attention", "helpers:values_only", "--allow-code: expected True"),
-    ("seed", -1, "--seed: expected 0 or a positive int"),
+    ("attention", "os:system", "--allow-code: expected True to import 'os:system'"),
     ("seed", "0", "--seed: expected an int"),
-    ("distributed", 1, "--distributed: expected True or False"),
     ("colour", "red", "config: expected the fields"),
 )
 
@@ -624,22 +501,3 @@ def test_files_of_a_run(tmp_path_factory, content):
     ):
         (folder / name).write_bytes(content)
         only_value_errors(read, folder)
-
-
-def test_masks_and_arrays_are_told_apart():
-    """Wrong arrays of a module; those of functions are in tests/attention."""
-    from flax import nnx
-
-    from lra_jax.models import MultiHeadAttention
-
-    layer = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
-    right = jnp.ones((2, 5, 8))
-    cases = {
-        "inputs": ((right[0],), {}),
-        "context": ((right, right[:1]), {}),
-        "mask": ((right,), {"mask": jnp.ones((2, 4), bool)}),
-        "query_mask": ((right,), {"query_mask": jnp.ones((3, 5), bool)}),
-    }
-    for name, (args, keywords) in cases.items():
-        with pytest.raises(ValueError, match=rf"^{name}: expected \["):
-            layer(*args, **keywords)
