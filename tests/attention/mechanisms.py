@@ -1,7 +1,8 @@
 """The mechanisms as the tests call them: every one as ``f(query, key, value, mask)``.
 
-Which there are and what they can do is read from the registry. The rest is the `Case`
-in a mechanism's own test file: its formula, its options, what its numbers are like.
+Which there are and what they can do is read from the registry. The rest is a `Case`:
+its formula, its options, what its numbers are like. It stands in the mechanism's own
+test file, or beside the formulas of its family.
 
 Lengths go up to LENGTH: cosFormer's M is fixed there and Linformer's matrices have that
 many columns, so that a sample means the same alone and in a padded batch.
@@ -82,9 +83,17 @@ class Case:
     largest: float = 1e18
 
 
+# Files of formulas with the `CASES` of several mechanisms, by name.
+FAMILIES = ("gated_units.units", "recurrent.formulas", "softmax.patterns")
+
+
 @functools.cache
 def case(name: str) -> Case:
-    """The ``CASE`` of a mechanism's own test file, which lies where its module does."""
+    """A family's, or the ``CASE`` of a test file that lies where the module does."""
+    for family in FAMILIES:
+        cases = importlib.import_module(f"attention.{family}").CASES
+        if name in cases:
+            return cases[name]
     folder, _, module = attention.MECHANISMS[name].module.rpartition(".")
     folder = folder.removeprefix("lra_jax.")
     return importlib.import_module(f"{folder}.test_{module}").CASE

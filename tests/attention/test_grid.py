@@ -1,8 +1,9 @@
-"""Images as grids: their cost, one row of them, and what a grid cannot be."""
+"""Images as grids: cosFormer's formula, their cost, and what a grid cannot be."""
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,17 +11,60 @@ from lra_jax import attention, models
 from lra_jax.configs import get_preset
 from lra_jax.tasks.encoder import encoder_config
 
-from .mechanisms import assert_close, assert_rejects, inputs
+from . import dense
+from .mechanisms import assert_close, assert_rejects, inputs, pulled_back, takes
 
 GRID = (2, 4)
 every = pytest.mark.parametrize("name", ["cosformer", "hgrn"])
 
 
+def _formula(q: Any, k: Any, v: Any, mask: Any) -> np.ndarray:
+    """Pixel by pixel, with the cosines of both distances."""
+    places = np.array([(row, column) for row in range(2) for column in range(4)])
+
+    def head(q, k, v, where):
+        distance = places[:, None] - places[where][None]
+        near = np.cos(np.pi / 2 * distance / GRID).prod(-1)
+        scores = np.maximum(q, 0) @ np.maximum(k, 0).T * near
+        return scores @ v / np.maximum(scores.sum(-1, keepdims=True), 1e-6)
+
+    return dense.each_head(q, k, v, mask, head)
+
+
+def test_cosformer_in_a_grid_is_its_formula() -> None:
+    """Output, dense weights, padding, and gradients of both."""
+    arrays = inputs(1, length=8, query_length=8)
+    mask = np.array([[1, 1, 1, 1, 1, 0, 1, 1], [1] * 6 + [0] * 2], bool)
+
+    def linear(*arrays):
+        return attention.cosformer_attention(*arrays, mask, grid=GRID)
+
+    def quadratic(q, k, v):
+        weights = attention.cosformer_weights(q, k, mask, grid=GRID)
+        return jnp.einsum("bnts,bsnv->btnv", weights, v, precision="highest")
+
+    (out, gradients), (dense_out, dense_gradients) = (
+        pulled_back(form)(*arrays) for form in (linear, quadratic)
+    )
+    assert_close(out, _formula(*arrays, mask))
+    assert_close(dense_out, out)
+    assert_close(gradients, dense_gradients, 1e-4)
+    assert not np.asarray(gradients[2])[~mask].any()
+
+
+@pytest.mark.parametrize("max_length", [4, np.array([8, 3])])
+def test_a_grid_ignores_the_length(max_length: Any) -> None:
+    arrays = inputs(3, length=8, query_length=8)
+    wanted = attention.cosformer_attention(*arrays, grid=GRID)
+    got = attention.cosformer_attention(*arrays, max_length=max_length, grid=GRID)
+    np.testing.assert_array_equal(got, wanted)
+
+
 def test_one_row_is_one_dimension() -> None:
-    q, k, v = inputs(2, length=8, query_length=8)
+    arrays = inputs(2, length=8, query_length=8)
     call = attention.cosformer_attention
-    assert_close(call(q, k, v, grid=(1, 8)), call(q, k, v))
-    assert_close(call(q, k, v, grid=(8, 1)), call(q, k, v))
+    assert_close(call(*arrays, grid=(1, 8)), call(*arrays))
+    assert_close(call(*arrays, grid=(8, 1)), call(*arrays))
 
 
 @every
@@ -41,29 +85,17 @@ def test_the_cost_is_linear(name: str) -> None:
         ({"grid": (2, 3)}, "grid: expected the length of query, 8, as rows"),
         ({"grid": 8}, r"grid: expected (rows, columns), got 8"),
         ({"grid": (2, 0)}, "grid: expected a positive int, got 0"),
-        ({"grid": GRID, "is_causal": True}, "is_causal: expected False with a grid"),
-        (
-            {"grid": GRID, "segment_ids": np.ones((2, 8), int)},
-            "segment_ids: expected None with a grid",
-        ),
-    ],
-)
-def test_what_a_grid_cannot_be(name: str, options: dict[str, Any], words: str) -> None:
-    arrays = inputs(3, length=8, query_length=8)
-    assert_rejects(lambda: attention.resolve(name).attention(*arrays, **options), words)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+        ({"is_causal": True}, "is_causal: expected False with a grid"),
+        ({"segment_ids": np.ones((2, 8), int)}, "segment_ids: expected None with a"),
         ({"reweight": False}, "reweight: expected True with a grid"),
         ({"implementation": "pallas"}, "implementation: expected"),
     ],
 )
-def test_what_cosformer_needs(options: dict[str, Any], words: str) -> None:
+def test_what_a_grid_cannot_be(name: str, options: dict[str, Any], words: str) -> None:
     arrays = inputs(3, length=8, query_length=8)
-    call = attention.cosformer_attention
-    assert_rejects(lambda: call(*arrays, grid=GRID, **options), words)
+    call = attention.resolve(name).attention
+    if all(takes(name, option) for option in options):
+        assert_rejects(lambda: call(*arrays, **{"grid": GRID} | options), words)
 
 
 @every

@@ -14,7 +14,7 @@ from lra_jax.attention.causal.prefix import prefix
 from lra_jax.attention.linear import core
 from lra_jax.attention.linear.sums import Sums
 
-from ..mechanisms import assert_close, causal_formula, fast_jit
+from ..mechanisms import assert_close, assert_rejects, causal_formula, fast_jit
 
 LENGTH = 23
 CHUNKINGS = [
@@ -146,6 +146,18 @@ def test_states_may_shrink_feature_by_feature(count: int) -> None:
     assert_close(before[0], np.stack(wanted[:-1], 2))
     assert_close(before[1], np.stack(wanted[:-1], 2)[..., 0])
     assert_close(after[0], wanted[-1])
+
+
+@pytest.mark.parametrize(
+    ("option", "parts"),
+    [
+        ({"chunk": 0}, ("chunk: expected a positive int", "got 0")),
+        ({"segment": -1}, ("segment: expected a positive int", "got -1")),
+        ({"implementation": "scan"}, ("'loop', 'parallel' or None", "'scan'")),
+    ],
+)
+def test_chunkings_that_do_not_fit(option: dict, parts: tuple) -> None:
+    assert_rejects(lambda: Chunking(**option), *parts)
 
 
 def test_cuts_hold_the_sequence_and_little_more() -> None:

@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 
+from ..mechanisms import Case
+
 
 def bucket(distance: int, causal: bool) -> int:
     """T5's bucket of key minus query position."""
@@ -101,3 +103,16 @@ def arrays(count: int, heads: int, head_dim: int) -> dict[str, np.ndarray]:
     shapes = {"scale": (count, heads, head_dim), "offset": (count, heads, head_dim)}
     shapes["relative_bias"] = (32, heads)
     return {k: rng.normal(size=x).astype("float32") / 2 for k, x in shapes.items()}
+
+
+# Squares of products of queries have no room beyond 1e9.
+CASES = {
+    "gau": Case(gau, lambda *sizes: arrays(2, *sizes), largest=1e9),
+    "flash": Case(
+        flash,
+        lambda *sizes: arrays(4, *sizes) | {"chunk": 3},
+        signed=True,
+        paired=True,
+        largest=1e9,
+    ),
+}

@@ -4,9 +4,12 @@ Independent of the package. Position by position, one head at a time; a hidden p
 is left out. Gates are `gates` of the key, so that the common tests need no more arrays.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
+
+from ..mechanisms import Case
 
 # Of each mechanism: the gate's name, what it is of, and of how many columns.
 GATES = {
@@ -94,3 +97,15 @@ def gated_delta(q, k, v, mask=None, causal=False, norm="rms") -> np.ndarray:
     made = gates("gated_delta", k)
     q, k = (_silu_unit(np.asarray(x, np.float64)) for x in (q, k))
     return _run(q, k, v, mask, causal, made["beta"], made["log_decay"], norm)
+
+
+CASES = {
+    name: Case(
+        formula,
+        gates=functools.partial(gates, name),
+        signed=True,
+        normalised=True,
+        level={"norm": "rms"},
+    )
+    for name, formula in (("gla", gla), ("delta", delta), ("gated_delta", gated_delta))
+}

@@ -4,7 +4,11 @@ Independent of the package: `attention` is a dense softmax over the keys that a 
 lets a query see, and that the mask does not hide.
 """
 
+import functools
+
 import numpy as np
+
+from ..mechanisms import Case
 
 _BITS = 0xFFFFFFFF
 
@@ -123,3 +127,14 @@ def attention(
     if mask is not None:  # what a padded place holds may be anything
         v = np.where(np.asarray(mask)[:, :, None, None], v, 0)
     return np.einsum("bnts,bsnv->btnv", matrix, v)
+
+
+CASES = {
+    name: Case(functools.partial(attention, name), options, mean=True)
+    for name, options in {
+        "local": {"window": 2},
+        "longformer": {"window": 1, "global_tokens": 2},
+        "bigbird": {"block": 1, "num_random": 1},
+        "sparse": {"stride": 3},
+    }.items()
+}
