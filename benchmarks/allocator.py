@@ -13,7 +13,6 @@ The peak is the resident memory of the whole process, compiler and data included
 per second are the median of those after the compilations.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -23,13 +22,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import origin, write
+from common import flags, origin, write
 
 from lra_jax import runtime
 
+NAMES = ("system", "cached", "tuned")
 CACHE = "tcache_count"
-FLAGS = ("--task=listops", "--train.curriculum=", "--train.warmup=5")
-SMALL = (
+FLAGS = (
+    *("--task=listops", "--train.curriculum=", "--train.warmup=5"),
     *("--data.num_train=2000", "--data.num_valid=64", "--data.num_test=64"),
     "--train.log_every=5",
 )
@@ -51,12 +51,11 @@ def environment(name: str) -> dict[str, str]:
 def measure(name: str, steps: int, folder: Path, run: str) -> dict[str, Any]:
     """Trains once; returns the peak memory and the speed."""
     workdir = folder / run
-    flags = [*FLAGS, *SMALL, f"--train.steps={steps}", f"--train.eval_every={steps}"]
+    sizes = [f"--train.steps={steps}", f"--train.eval_every={steps}"]
     places = [f"--data.dir={folder}", f"--workdir={workdir}"]
-    command = [sys.executable, "-m", "lra_jax.train", *flags, *places]
     core = min(os.sched_getaffinity(0))
     subprocess.run(
-        command,
+        [sys.executable, "-m", "lra_jax.train", *FLAGS, *sizes, *places],
         env=environment(name),
         check=True,
         stdout=subprocess.DEVNULL,
@@ -73,26 +72,20 @@ def measure(name: str, steps: int, folder: Path, run: str) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
-    names = ("system", "cached", "tuned")
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    args = flags(__doc__, steps=60, rounds=3).parse_args()
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in NAMES}
     with tempfile.TemporaryDirectory() as folder:
         # Not counted: makes the data, and keeps the compiled programs.
         measure("tuned", args.steps, Path(folder), "first")
         for turn in range(args.rounds):
-            for name in names:
+            for name in NAMES:
                 run = f"{name}-{turn}"
                 rows[name].append(measure(name, args.steps, Path(folder), run))
     median = {
         name: {key: statistics.median(row[key] for row in runs) for key in runs[0]}
         for name, runs in rows.items()
     }
-    report = origin() | {"steps": args.steps, "median": median, "runs": rows}
-    write(args.out, report)
+    write(args.out, origin() | {"steps": args.steps, "median": median, "runs": rows})
 
 
 if __name__ == "__main__":

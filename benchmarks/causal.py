@@ -26,7 +26,6 @@ answers with a line, both JSON. A peer takes its arrays in the layout that it pr
 so no transposition is counted against it.
 """
 
-import argparse
 import ctypes
 import functools
 import gc
@@ -45,12 +44,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import PASSES, origin, turned, write
+from common import flags, milliseconds, origin, turned, write
 
 import lra_jax
 from lra_jax import errors, runtime
 
 HEADS, HEAD_DIM, EPS = 8, 64, 1e-6
+# The passes that are timed, and whether with gradients.
+PASSES = {"forward": False, "forward+backward": True}
 TOLERANCE = 1e-4
 # A case is skipped if one run would take this long and 10 times our own, or this much
 # memory.
@@ -97,6 +98,25 @@ def _ours(name: str, **options: Any) -> Callable[[], Function]:
 
         attention = registry.resolve(name).attention
         return functools.partial(attention, is_causal=True, **options)
+
+    return make
+
+
+def _dense(name: str) -> Callable[[], Function]:
+    """The reference: the matrix of weights times the values."""
+
+    def make() -> Function:
+        import jax.numpy as jnp
+
+        from lra_jax.attention import registry
+
+        weights = registry.resolve(name).weights
+
+        def function(query, key, value):
+            matrix = weights(query, key, is_causal=True)
+            return jnp.einsum("bnts,bsnv->btnv", matrix, value)
+
+        return function
 
     return make
 
@@ -176,39 +196,34 @@ def _buckets() -> Function:
 
 _TITLES = {"linear": "linear", "cosformer": "cosFormer", "flow": "Flow"}
 _TORCH = {"library": "torch", "heads_first": True}
+_FTF = "pytorch-fast-transformers"
+_LAT = "linear-attention-transformer"
+_FLA = "flash-linear-attention"
 FORMS = {
-    **{
-        name: Form(f"{title} (ours)", _ours(name), computes=name)
-        for name, title in _TITLES.items()
-    },
-    **{
-        f"{name}_xla": Form(
-            f"{title}, compiled by XLA (ours)",
-            _ours(name, implementation="xla"),
-            computes=name,
-        )
-        for name, title in _TITLES.items()
-    },
+    name: Form(f"{title} (ours)", _ours(name), computes=name)
+    for name, title in _TITLES.items()
+}
+FORMS |= {
+    f"{name}_xla": Form(
+        f"{title}, compiled by XLA (ours)",
+        _ours(name, implementation="xla"),
+        computes=name,
+    )
+    for name, title in _TITLES.items()
+}
+FORMS |= {
     "softmax": Form(
         "softmax, in blocks (ours)", _ours("softmax"), computes="softmax", growth=2
     ),
     "attnax": Form("attnax", _attnax, "attnax", heads_first=True),
     "fast_transformers": Form(
-        "fast-transformers, C++",
-        _fast_transformers,
-        "pytorch-fast-transformers",
-        **_TORCH,
+        "fast-transformers, C++", _fast_transformers, _FTF, **_TORCH
     ),
-    "fla": Form(
-        "flash-linear-attention, torch chunks",
-        _fla,
-        "flash-linear-attention",
-        library="torch",
-    ),
+    "fla": Form(f"{_FLA}, torch chunks", _fla, _FLA, library="torch"),
     "buckets": Form(
         "lucidrains buckets (not exact: earlier buckets only)",
         _buckets,
-        "linear-attention-transformer",
+        _LAT,
         exact=False,
         **_TORCH,
     ),
@@ -218,6 +233,11 @@ FORMS = {
         "softmax, torch SDPA", _torch_softmax, "torch", "softmax", growth=2, **_TORCH
     ),
 }
+EVERY = FORMS | {
+    f"dense {name}": Form("weights times values", _dense(name), computes=name)
+    for name in (*_TITLES, "softmax")
+}
+"""Those that are measured, and the references."""
 
 
 def choose(peers: str) -> list[str]:
@@ -291,29 +311,13 @@ class Worker:
     def save(self, form: str, length: int, file: str) -> dict[str, Any]:
         """Writes output and gradients, `[B, T, N, H]`."""
         arrays = [np.asarray(x) for x in self._compile(form, length, True)()]
-        if FORMS[form].heads_first:
+        if EVERY[form].heads_first:
             arrays = [np.swapaxes(x, 1, 2) for x in arrays]
         np.savez(file, *arrays)
         return self.drop()
 
-    def save_reference(self, computes: str, length: int, file: str) -> dict[str, Any]:
-        """Writes the same for the dense matrix of weights, differentiated by jax."""
-        import jax.numpy as jnp
-
-        from lra_jax.attention import registry
-
-        weights = registry.resolve(computes).weights
-
-        def dense(query, key, value):
-            matrix = weights(query, key, is_causal=True)
-            return jnp.einsum("bnts,bsnv->btnv", matrix, value)
-
-        results = _jax_run(dense, _jax_arrays(_inputs(length)), True)()
-        np.savez(file, *(np.asarray(x) for x in results))
-        return {}
-
     def _compile(self, name: str, length: int, gradient: bool) -> Callable[[], Any]:
-        form = FORMS[name]
+        form = EVERY[name]
         if name not in self.functions:
             self.functions[name] = form.make()
         place = length, form.heads_first
@@ -477,7 +481,8 @@ def check(names: list[str], length: int, cache: str) -> dict[str, dict[str, Any]
             row: dict[str, Any] = {"title": form.title, "exact": form.exact}
             described[name] = row
             if form.computes not in references:
-                workers.ask("save_reference", "jax", computes=form.computes, **request)
+                dense = f"dense {form.computes}"
+                workers.ask("save", "jax", form=dense, **request)
                 references[form.computes] = _arrays(request["file"])
             answer = workers.try_to("save", form.library, form=name, **request)
             if "error" in answer:
@@ -610,8 +615,7 @@ def time_all(
                         "pass": which,
                         "length": length,
                         "form": name,
-                        "fastest_ms": round(1e3 * min(seconds), 2),
-                        "median_ms": round(1e3 * statistics.median(seconds), 2),
+                        **milliseconds(seconds, 2),
                         "runs": len(seconds),
                         "ratio": round(ratio(seconds, times["linear", which]), 3),
                     }
@@ -640,65 +644,51 @@ def draw(report: dict[str, Any]) -> Any:
     the last length at which its form ran."""
     from lra_jax.reports import charts
 
-    def lines(rows: list[dict[str, Any]], which: str, key: str) -> list[charts.Line]:
-        drawn = []
+    def panel(rows: Any, which: str, title: str, key: str, ylabel: str) -> charts.Panel:
+        lines = []
         for index, (name, form) in enumerate(report["forms"].items()):
             members = [x for x in rows if x["form"] == name and x["pass"] == which]
             members = [row for row in members if (row.get(key) or 0) > 0]
-            xs = [row["length"] for row in members]
-            ys = [1e3 * row[key] / row["length"] for row in members]
             if members:
-                drawn.append(charts.Line(form["title"], xs, ys, style=index))
-        return drawn
+                xs = [row["length"] for row in members]
+                ys = [1e3 * row[key] / row["length"] for row in members]
+                lines.append(charts.Line(form["title"], xs, ys, style=index))
+        settings = {"title": f"{which}, {title}", "ylabel": ylabel}
+        settings |= {"xlabel": "length, tokens"} if PASSES[which] else {}
+        return charts.Panel(lines, is_log=True, lengths=lengths, settings=settings)
 
-    figure, axes = charts.figure(2, 3, size=(4.6, 4.2), sharex=True, sharey="col")
-    for row, which in zip(axes, PASSES, strict=True):
-        for axis, allocator in zip(row, ALLOCATORS, strict=False):
-            times = [x for x in report["times"] if x["allocator"] == allocator]
-            title = f"{which}, {allocator} allocator"
-            shown = lines(times, which, "fastest_ms")
-            charts.draw(axis, shown, title=title, ylabel="time per token, µs")
-        shown = lines(report["memory"], which, "extra_mb")
-        title, unit = f"{which}, extra memory", "extra memory per token, kB"
-        charts.draw(row[2], shown, title=title, ylabel=unit)
-        for axis in row:
-            charts.log_lengths(axis, [x["length"] for x in report["times"]])
-            charts.log_scale(axis)
-    for axis in axes[1]:
-        axis.set_xlabel("length, tokens")
-    settings = "batch 1, 8 heads of 64, float32"
-    figure.suptitle(f"Causal attention, {settings}, {report['device']}")
-    charts.legend(figure, axes)
-    return figure
-
-
-def publish(report: dict[str, Any], out: Path) -> None:
-    """Writes the JSON and the picture."""
-    from lra_jax.reports import charts
-
-    write(out, report)
-    with charts.style():
-        out.with_suffix(".png").write_bytes(charts.to_png(draw(report)))
+    lengths = [x["length"] for x in report["times"]]
+    panels = []
+    for which in PASSES:
+        for name in ALLOCATORS:
+            times = [x for x in report["times"] if x["allocator"] == name]
+            title, label = f"{name} allocator", "time per token, µs"
+            panels.append(panel(times, which, title, "fastest_ms", label))
+        label = "extra memory per token, kB"
+        memory = report["memory"]
+        panels.append(panel(memory, which, "extra memory", "extra_mb", label))
+    return charts.Chart(
+        "causal",
+        panels,
+        columns=3,
+        size=(4.6, 4.2),
+        layout={"sharex": True, "sharey": "col"},
+        title=f"Causal attention, batch 1, 8 heads of 64, float32, {report['device']}",
+    )
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lengths", help="comma-separated; default 1024 to 65536")
-    parser.add_argument("--repeats", type=int, help="runs of a case; default 15")
-    parser.add_argument("--quick", action="store_true", help="fewer lengths and runs")
-    parser.add_argument("--peers", default="all", help="'all', 'none' or names")
-    parser.add_argument(
-        "--out", type=Path, help="JSON file; the picture goes beside it"
+    about = (__doc__ or "").partition("\n")[0]
+    parser = flags(
+        about, lengths=None, repeats=0, quick=False, peers="all", worker=None
     )
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         return serve(options.worker)
-    powers = [1024 << power for power in range(0, 7, 2 if options.quick else 1)]
-    lengths = (
-        sorted(map(int, options.lengths.split(","))) if options.lengths else powers
-    )
+    lengths = [1024 << power for power in range(0, 7, 2 if options.quick else 1)]
+    if options.lengths:
+        lengths = sorted(map(int, options.lengths.split(",")))
     repeats = options.repeats or (7 if options.quick else 15)
     load = os.getloadavg()[0]
     try:
@@ -720,7 +710,8 @@ def main() -> None:
             "times": times,
             "memory": memory_rows(cases),
         }
-        publish(report, options.out)
+        write(options.out, report)
+        draw(report).save(options.out.with_suffix(".png"))
     for name in present:
         if FORMS[name].exact and forms[name]["error"] > TOLERANCE:
             sys.exit(f"{FORMS[name].title}: wrong by {forms[name]['error']:.1e}")

@@ -1,20 +1,60 @@
-"""Shared by the scripts: the order of cases, how a result was made, tables in pages."""
+"""Shared by the scripts: their flags and results, and the order of cases."""
 
+import argparse
 import importlib.metadata
 import json
 import shlex
+import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PASSES = {"forward": False, "forward+backward": True}
-"""The passes that are timed, and whether with gradients."""
+ROOT = Path(__file__).parents[1]
+
+
+def flags(about: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """The flags of a script: ``--out``, and one for each keyword.
+
+    A default tells what a flag takes: False makes a switch, a list holds the choices,
+    the usual one first, a tuple stands for several values between commas, None for text
+    that may be absent.
+    """
+    parser = argparse.ArgumentParser(
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    for name, default in defaults.items():
+        flag = f"--{name.replace('_', '-')}"
+        match default:
+            case bool():
+                parser.add_argument(flag, action="store_true")
+            case list():
+                parser.add_argument(flag, choices=default, default=default[0])
+            case tuple():
+                parser.add_argument(flag, type=_several(default[0]), default=default)
+            case _:
+                kind = str if default is None else type(default)
+                parser.add_argument(flag, type=kind, default=default)
+    return parser
+
+
+def _several(example: Any) -> Any:
+    return lambda text: tuple(type(example)(part) for part in text.split(","))
 
 
 def turned(cases: list[Any], number: int) -> list[Any]:
     """Begins each round with a different case, as each affects the one after it."""
     first = number % len(cases)
     return cases[first:] + cases[:first]
+
+
+def milliseconds(seconds: Sequence[float], digits: int = 1) -> dict[str, float]:
+    """The fastest and the median of some runs."""
+    times = {"fastest_ms": min(seconds), "median_ms": statistics.median(seconds)}
+    return {name: round(1e3 * time, digits) for name, time in times.items()}
 
 
 def origin(*packages: str, device: bool = True) -> dict[str, Any]:
@@ -36,13 +76,12 @@ def origin(*packages: str, device: bool = True) -> dict[str, Any]:
     }
 
 
-def write(file: str | Path, report: dict[str, Any]) -> None:
-    """Writes a result."""
-    Path(file).write_text(json.dumps(report, indent=2) + "\n")
+def write(file: Path | None, report: dict[str, Any]) -> None:
+    """Writes a result, if a file is named."""
+    if file is not None:
+        file.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def between(page: str, start: str, text: str, end: str) -> str:
-    """Returns the page with the text between two marks replaced."""
-    before, _, rest = page.partition(start)
-    _, _, after = rest.partition(end)
-    return f"{before}{start}\n{text}\n{end}{after}"
+def read(name: str) -> Any:
+    """A result, by the name of its file in results/."""
+    return json.loads((ROOT / "results" / name).read_text())

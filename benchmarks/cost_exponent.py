@@ -18,19 +18,15 @@ heads on, are used at every length if there are two heads; the gated units then 
 more than 16 GB.
 """
 
-import argparse
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import origin, write
+from common import ROOT, flags, origin, read, write
 
 from lra_jax import runtime
 from lra_jax.attention import registry
 
-ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "results" / "cost_exponent.json"
 EXPONENTS = ROOT / "lra_jax" / "attention" / "exponents.json"
 
@@ -38,25 +34,27 @@ EXPONENTS = ROOT / "lra_jax" / "attention" / "exponents.json"
 def main() -> None:
     """The command line."""
     runtime.tune_allocator()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--attention", default=",".join(registry.names()))
-    parser.add_argument("--lengths", default="2048,4096,8192,16384")
-    parser.add_argument("--heads", type=int, default=1)
-    parser.add_argument("--head-dim", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--publish", action="store_true", help="see above")
-    options = parser.parse_args()
+    options = flags(
+        __doc__,
+        attention=registry.names(),
+        lengths=(2048, 4096, 8192, 16384),
+        heads=1,
+        head_dim=32,
+        repeats=3,
+        publish=False,
+    ).parse_args()
     runtime.configure_jax(cpu_devices=1)
-    lengths = [int(length) for length in options.lengths.split(",")]
-    sizes = (options.heads, options.head_dim)
+    lengths, sizes = [*options.lengths], (options.heads, options.head_dim)
     report: dict[str, Any] = {"heads": sizes[0], "head_dim": sizes[1]}
     report |= {"lengths": lengths, "mechanisms": {}}
-    for name in options.attention.split(","):
+    for name in options.attention:
         row = measure(name, lengths, sizes, options.repeats)
         report["mechanisms"][name] = row
         print(name, row, flush=True)
-    _write(report, options.out, options.publish)
+    report |= origin()
+    write(options.out, report)
+    if options.publish:
+        publish(report)
 
 
 def measure(
@@ -125,14 +123,10 @@ class _Call:
         return time.perf_counter() - begun
 
 
-def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
-    report |= origin()
-    if out:
-        write(out, report)
-    if not publish:
-        return
+def publish(report: dict[str, Any]) -> None:
+    """Adds rows to those of the same sizes, or replaces all."""
     if RESULT.exists():
-        before = json.loads(RESULT.read_text())
+        before = read(RESULT.name)
         alike = all(before[n] == report[n] for n in ("heads", "head_dim", "lengths"))
         if alike and before["mechanisms"].keys() - report["mechanisms"].keys():
             made = {name: report[name] for name in origin()}
@@ -144,8 +138,7 @@ def _write(report: dict[str, Any], out: str | None, publish: bool) -> None:
             report = before | {"mechanisms": {name: rows[name] for name in names}}
     write(RESULT, report)
     rows = report["mechanisms"].items()
-    exponents = {name: row["time_exponent"] for name, row in rows}
-    write(EXPONENTS, exponents)
+    write(EXPONENTS, {name: row["time_exponent"] for name, row in rows})
 
 
 if __name__ == "__main__":

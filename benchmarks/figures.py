@@ -18,12 +18,12 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import ROOT, read
 from papers_in_small import PARTS
 from results_tables import (
     Result,
@@ -33,16 +33,16 @@ from results_tables import (
     mixers,
     most_pairs,
     pretraining,
-    read,
+    read_all,
     score,
     title,
 )
 
 from lra_jax import attention
 from lra_jax.reports import charts
+from lra_jax.reports.charts import Chart, Line, Panel
 from lra_jax.tasks import get_task, suites
 
-ROOT = Path(__file__).parents[1]
 PUBLISHED = {"cosFormer, published": 37.9, "Flowformer, published": 38.7}
 """ListOps, for models trained on the task's own labels."""
 LEAST = 10
@@ -58,33 +58,20 @@ SHARED_STATE = 4_096
 SIZE, QUERY = 32, (10, 10)
 
 
-def draw_learning() -> Any:
-    """ListOps."""
-    return _curves("learning", "ListOps", PUBLISHED)
-
-
-def draw_pathfinder() -> Any:
-    """Pathfinder."""
-    return _curves("pathfinder", "Pathfinder, 32 x 32 pixels", {"chance": 50.0})
-
-
-def _curves(name: str, heading: str, levels: dict[str, float]) -> Any:
+def draw_curves(name: str, heading: str, levels: dict[str, float]) -> Chart:
     """Accuracy over the steps of each run in a folder, and constant lines."""
     folder, lines = ROOT / "results" / name, []
     for file in sorted(folder.glob("*.metrics.jsonl")):
-        result = json.loads((folder / f"{file.name.split('.')[0]}.json").read_text())
+        result = read(f"{name}/{file.name.split('.')[0]}.json")
         points = [json.loads(line) for line in file.read_text().splitlines()]
         steps = [point["step"] for point in points]
         accuracy = [100 * point["accuracy"] for point in points]
-        lines.append(charts.Line(_label(result), steps, accuracy))
+        lines.append(Line(_label(result), steps, accuracy))
     last = max(max(line.x) for line in lines)
-    lines += [charts.Line(label, [0, last], [y, y]) for label, y in levels.items()]
-    figure, axes = charts.figure(1, 1, size=(10, 4))
-    labels = {"xlabel": "training step", "ylabel": "validation accuracy, %"}
-    charts.draw(axes[0, 0], lines, title=heading, **labels)
-    charts.whole_numbers(axes[0, 0])
-    charts.legend(figure, axes)
-    return figure
+    lines += [Line(label, [0, last], [y, y]) for label, y in levels.items()]
+    settings = {"title": heading, "xlabel": "training step"}
+    settings |= {"ylabel": "validation accuracy, %"}
+    return Chart(name, [Panel(lines, integers="x", settings=settings)], size=(10, 4))
 
 
 def _label(result: Result) -> str:
@@ -103,11 +90,9 @@ def _label(result: Result) -> str:
     return ", ".join(filter(None, parts))
 
 
-def draw_suites() -> Any:
+def draw_suites() -> Chart:
     """Left a heat map, right lines against the length."""
-    best = best_of_tests(read("suites"))
-    ratios = {"width_ratios": [2, 1, 1]}
-    figure, axes = charts.figure(1, 3, size=(6.0, 4.4), gridspec_kw=ratios)
+    best = best_of_tests(read_all("suites"))
     tests = [
         task.name for suite in ("recall", "mad", "state") for task in suites()[suite]
     ]
@@ -118,54 +103,47 @@ def draw_suites() -> Any:
     }
     names = sorted(rows, key=lambda name: -np.nanmean(rows[name]))
     heads = [f"{t} (scaled)" if get_task(t).is_scaled else t for t in tests]
-    charts.heat_map(figure, axes[0, 0], [rows[name] for name in names], names, heads)
-    for axis, (test, mechanisms) in zip(axes[0, 1:], BY_LENGTH.items(), strict=True):
+    panels = [charts.heat_map([rows[name] for name in names], names, heads)]
+    for test, mechanisms in BY_LENGTH.items():
         lines = []
         for name in mechanisms:
             parts = best[name][test]["test_accuracy_by_length"]
-            lines.append(charts.Line(name, [*map(int, parts)], [*parts.values()]))
-        charts.draw(axis, lines, title=test, xlabel="tokens", ylabel="accuracy, %")
-        charts.log_lengths(axis, [int(x) for x in lines[0].x])
-        charts.own_legend(axis)
-    return figure
+            lines.append(Line(name, [*map(int, parts)], [*parts.values()]))
+        settings = {"title": test, "xlabel": "tokens", "ylabel": "accuracy, %"}
+        lengths = lines[0].x
+        panels.append(Panel(lines, lengths=lengths, settings=settings, legend=True))
+    ratios = {"width_ratios": [2, 1, 1]}
+    return Chart("suites", panels, size=(6.0, 4.4), layout={"gridspec_kw": ratios})
 
 
-def draw_recall_state() -> Any:
+def draw_recall_state() -> Chart:
     """Left against the pairs, right against the state."""
     runs: dict[str, list[Result]] = {}
-    for result in sorted(read("recall_state"), key=lambda one: one["state_size"]):
+    for result in sorted(read_all("recall_state"), key=lambda one: one["state_size"]):
         runs.setdefault(title(result), []).append(result)
 
     def distance(result: Result) -> float:
         return abs(math.log(result["state_size"] / SHARED_STATE))
 
     alike = {name: min(results, key=distance) for name, results in runs.items()}
-    for result in read("suites"):
+    for result in read_all("suites"):
         rate = flag(result, "train.learning_rate")
         if result["task"] == "mqar" and float(rate) == 0.01 and title(result) in BESIDE:
             alike[title(result)] = result
-    pairs = [
-        charts.Line(name, list(by_pairs(run)), list(by_pairs(run).values()))
-        for name, run in alike.items()
-    ]
+    pairs = [Line(n, [*by_pairs(x)], [*by_pairs(x).values()]) for n, x in alike.items()]
     states = [
-        charts.Line(
-            name, [x["state_size"] for x in results], [*map(most_pairs, results)]
-        )
+        Line(name, [x["state_size"] for x in results], [*map(most_pairs, results)])
         for name, results in runs.items()
     ]
-    figure, axes = charts.figure(1, 2, size=(6.0, 4.2))
-    label = "accuracy, %"
-    charts.draw(axes[0, 0], pairs, xlabel="pairs to recall", ylabel=label)
-    charts.log_lengths(axes[0, 0], sorted({int(x) for line in pairs for x in line.x}))
-    numbers = "numbers in the state, most pairs"
-    charts.draw(axes[0, 1], states, xlabel=numbers, ylabel=label)
-    charts.log_lengths(axes[0, 1], [1024, 2048, 4096, 8192, 16384])
-    charts.legend(figure, axes)
-    return figure
+    lengths = sorted({x for line in pairs for x in line.x})
+    settings = {"xlabel": "pairs to recall", "ylabel": "accuracy, %"}
+    left = Panel(pairs, lengths=lengths, settings=settings)
+    settings = settings | {"xlabel": "numbers in the state, most pairs"}
+    right = Panel(states, lengths=[1024 << n for n in range(5)], settings=settings)
+    return Chart("recall_state", [left, right], size=(6.0, 4.2))
 
 
-def draw_grid() -> Any:
+def draw_grid() -> Chart:
     """The image, and the weights of one pixel over it."""
     rows, columns = np.mgrid[:SIZE, :SIZE]
     discs = [(rows - a) ** 2 + (columns - b) ** 2 < 36 for a, b in ((10, 10), (22, 23))]
@@ -177,40 +155,41 @@ def draw_grid() -> Any:
     for name, grid in {"one dimension": None, "grid=(32, 32)": (SIZE, SIZE)}.items():
         row = matrix_of(query, key, grid=grid)[0, 0, QUERY[0] * SIZE + QUERY[1]]
         panels[name] = np.asarray(row).reshape(SIZE, SIZE)
-    figure, axes = charts.figure(1, 3, size=(2.5, 2.7))
-    for axis, (name, panel) in zip(axes[0], panels.items(), strict=True):
-        axis.imshow(panel, cmap="gray" if name == "image" else "viridis", vmin=0)
-        axis.plot(*QUERY[::-1], "+", color="red")
-        axis.set(title=name, xticks=[], yticks=[])
-    return figure
+
+    def panel(name: str, pixels: np.ndarray) -> Panel:
+        def draw(_: Any, axis: Any) -> None:
+            axis.imshow(pixels, cmap="gray" if name == "image" else "viridis", vmin=0)
+            axis.plot(*QUERY[::-1], "+", color="red")
+
+        return Panel(draw=draw, settings={"title": name, "xticks": [], "yticks": []})
+
+    return Chart("grid", [panel(*item) for item in panels.items()], size=(2.5, 2.7))
 
 
-def draw_language(name: str) -> Any:
+def draw_language(name: str) -> Chart:
     """Left against the steps, right against the position."""
-    report = json.loads((ROOT / "results" / "language" / f"{name}.json").read_text())
-    part, rows = PARTS[name], report["rows"]
-    figure, axes = charts.figure(1, 1 + part.positions, size=(6.0, 4.2))
+    rows, lines = read(f"language/{name}.json")["rows"], []
     curves = [
-        charts.Line(model, [x for x, _ in row["curve"]], [y for _, y in row["curve"]])
+        Line(model, [x for x, _ in row["curve"]], [y for _, y in row["curve"]])
         for model, row in rows.items()
     ]
-    labels = {"xlabel": "steps", "ylabel": "validation loss, nats"}
-    charts.draw(axes[0, 0], curves, **labels)
-    if part.positions:
-        lines = []
+    settings = {"xlabel": "steps", "ylabel": "validation loss, nats"}
+    panels = [Panel(curves, settings=settings)]
+    if PARTS[name].positions:
         for model, row in rows.items():
             bins = [int(x.partition("-")[2]) for x in row["by_position"]]
-            lines.append(charts.Line(model, bins, [*row["by_position"].values()]))
-        labels = {"xlabel": "positions up to", "ylabel": "bits per token"}
-        charts.draw(axes[0, 1], lines, **labels)
-        charts.log_lengths(axes[0, 1], [int(x) for line in lines for x in line.x])
-    charts.legend(figure, axes)
-    return figure
+            lines.append(Line(model, bins, [*row["by_position"].values()]))
+        lengths = [x for line in lines for x in line.x]
+        settings = {"xlabel": "positions up to", "ylabel": "bits per token"}
+        panels.append(Panel(lines, lengths=lengths, settings=settings))
+    return Chart(f"language_{name}", panels, size=(6.0, 4.2))
 
 
-FIGURES: dict[str, Callable[[], Any]] = {
-    "learning": draw_learning,
-    "pathfinder": draw_pathfinder,
+FIGURES: dict[str, Callable[[], Chart]] = {
+    "learning": functools.partial(draw_curves, "learning", "ListOps", PUBLISHED),
+    "pathfinder": functools.partial(
+        draw_curves, "pathfinder", "Pathfinder, 32 x 32 pixels", {"chance": 50.0}
+    ),
     "suites": draw_suites,
     "recall_state": draw_recall_state,
     "grid": draw_grid,
@@ -221,9 +200,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
 def main() -> None:
     """The command line."""
     for name in sys.argv[1:] or FIGURES:
-        with charts.style():
-            picture = charts.to_png(FIGURES[name]())
-        (ROOT / "docs" / f"{name}.png").write_bytes(picture)
+        FIGURES[name]().save(ROOT / "docs" / f"{name}.png")
 
 
 if __name__ == "__main__":

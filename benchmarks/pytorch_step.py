@@ -11,7 +11,6 @@ Python that has torch (no other package), with as many threads as there are core
 processes take turns, so a slow spell of the machine affects both.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -20,7 +19,7 @@ import sys
 import time
 from typing import Any
 
-from common import origin, write
+from common import flags, milliseconds, origin, write
 
 NAMES = ("softmax", "linear", "cosformer")
 # For each task, the preset, and the tokens of a sample.
@@ -29,28 +28,25 @@ TASKS = {"listops": ("compact", 1216), "lm": ("tiny", 512)}
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", choices=TASKS, default="listops")
-    parser.add_argument("--attention", default=",".join(NAMES))
-    parser.add_argument("--length", type=int, help="tokens")
-    parser.add_argument("--repeats", type=int, default=8)
-    parser.add_argument("--compile", action="store_true", help="torch.compile")
-    parser.add_argument("--torch-python", default=sys.executable)
-    parser.add_argument("--out", help="JSON file to write")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser = flags(
+        __doc__,
+        task=list(TASKS),
+        attention=NAMES,
+        length=0,
+        repeats=8,
+        compile=False,
+        torch_python=sys.executable,
+        worker=False,
+    )
     options = parser.parse_args()
-    names = options.attention.split(",")
-    unknown = sorted(set(names) - set(NAMES))
+    unknown = sorted(set(options.attention) - set(NAMES))
     if unknown:
         parser.error(f"--attention: expected some of {','.join(NAMES)}, got {unknown}")
     options.length = options.length or TASKS[options.task][1]
-    if options.worker:
-        work(options.task, names, options.length, options.compile)
-    else:
-        compare(options, names)
+    (work if options.worker else compare)(options)
 
 
-def compare(options: Any, names: list[str]) -> None:
+def compare(options: Any) -> None:
     """Times both and prints the figures; writes them with ``--out``."""
     from lra_jax import runtime
 
@@ -58,8 +54,8 @@ def compare(options: Any, names: list[str]) -> None:
     runtime.configure_jax()
     from train_step import Step
 
+    names, preset = options.attention, TASKS[options.task][0]
     with Worker(options) as worker:
-        preset = TASKS[options.task][0]
         steps = {
             name: Step(options.task, preset, name, options.length) for name in names
         }
@@ -74,42 +70,43 @@ def compare(options: Any, names: list[str]) -> None:
                         times[name][side].append(seconds)
         torch_version = worker.version
     rows = len(steps[names[0]].batch["tokens"])
-    report: dict[str, Any] = {"task": options.task, "preset": preset}
-    report |= {"length": options.length, "batch_size": rows}
-    report["torch_compile"] = options.compile
-    report["cores"] = len(os.sched_getaffinity(0))
-    report["mechanisms"] = {name: _row(times[name]) for name in names}
+    report = {
+        "task": options.task,
+        "preset": preset,
+        "length": options.length,
+        "batch_size": rows,
+        "torch_compile": options.compile,
+        "cores": len(os.sched_getaffinity(0)),
+        "mechanisms": {name: _row(times[name]) for name in names},
+    }
     for name, row in report["mechanisms"].items():
         print(name, row)
-    if options.out:
-        # Without paths of this machine.
-        sys.argv = [x for x in sys.argv if not x.startswith("--torch-python")]
-        report |= origin()
-        report["versions"]["torch"] = torch_version
-        write(options.out, report)
+    # Without paths of this machine.
+    sys.argv = [x for x in sys.argv if not x.startswith("--torch-python")]
+    report |= origin()
+    report["versions"]["torch"] = torch_version
+    write(options.out, report)
 
 
 def _row(times: dict[str, list[float]]) -> dict[str, float]:
-    medians = {side: statistics.median(runs) for side, runs in times.items()}
-    ratios = [b / a for a, b in zip(times["ours"], times["pytorch"], strict=True)]
-    return {
-        "ours_median_ms": round(1e3 * medians["ours"], 1),
-        "ours_fastest_ms": round(1e3 * min(times["ours"]), 1),
-        "pytorch_median_ms": round(1e3 * medians["pytorch"], 1),
-        "pytorch_fastest_ms": round(1e3 * min(times["pytorch"]), 1),
-        "pytorch_by_ours": round(statistics.median(ratios), 2),
+    row = {
+        f"{side}_{name}": figure
+        for side, seconds in times.items()
+        for name, figure in milliseconds(seconds).items()
     }
+    ratios = [b / a for a, b in zip(times["ours"], times["pytorch"], strict=True)]
+    return row | {"pytorch_by_ours": round(statistics.median(ratios), 2)}
 
 
 class Worker:
     """The process with torch: takes a mechanism's name, returns seconds."""
 
     def __init__(self, options: Any):
-        flags = [f"--task={options.task}", f"--length={options.length}"]
-        flags += [f"--attention={options.attention}"]
-        flags += ["--compile"] if options.compile else []
+        names = ",".join(options.attention)
+        settings = [f"--task={options.task}", f"--length={options.length}"]
+        settings += [f"--attention={names}", *["--compile"] * options.compile]
         self._process = subprocess.Popen(
-            [options.torch_python, __file__, "--worker", *flags],
+            [options.torch_python, __file__, "--worker", *settings],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -135,15 +132,17 @@ class Worker:
         self._process.communicate()
 
 
-def work(task: str, names: list[str], length: int, compiled: bool) -> None:
+def work(options: Any) -> None:
     """The worker's side, which needs torch."""
     import pytorch_models
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     print(json.dumps(torch.__version__), flush=True)
-    make = {"listops": pytorch_models.listops_step, "lm": pytorch_models.lm_step}[task]
-    steps = {name: make(name, length, compiled) for name in names}
+    make = getattr(pytorch_models, f"{options.task}_step")
+    steps = {
+        name: make(name, options.length, options.compile) for name in options.attention
+    }
     for line in sys.stdin:
         begun = time.perf_counter()
         steps[line.strip()]()

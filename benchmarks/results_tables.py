@@ -7,13 +7,11 @@ the measurements of other scripts. A test compares the pages with these tables.
 """
 
 import functools
-import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from common import between
+from common import ROOT, read
 from markupsafe import Markup
 from papers_in_small import PARTS
 
@@ -21,7 +19,6 @@ from lra_jax.attention import __main__ as mechanisms
 from lra_jax.reports.table import Table
 from lra_jax.tasks import get_task, suites
 
-ROOT = Path(__file__).parents[1]
 ORDER = ("cosformer", "flow", "hgrn", "linear", "linformer", "softmax")
 """The first mechanisms of a table; others follow by name."""
 
@@ -29,10 +26,10 @@ Result = dict[str, Any]
 Column = Callable[[Any], Any]
 
 
-def read(folder: str) -> list[Result]:
+def read_all(folder: str) -> list[Result]:
     """The results in a folder of results/."""
-    files = sorted((ROOT / "results" / folder).glob("*.json"))
-    results = [json.loads(file.read_text()) for file in files]
+    files = (ROOT / "results" / folder).glob("*.json")
+    results = [read(f"{folder}/{file.name}") for file in sorted(files)]
 
     def place(result: Result) -> tuple[Any, ...]:
         name = result["attention"]
@@ -80,7 +77,7 @@ def pretraining(result: Result) -> str:
 def full_runs() -> str:
     """Runs of ListOps' presets modern-quick and compact, with no other flags."""
     known = {"--task", "--attention", "--preset", "--workdir"}
-    every = read("listops")
+    every = read_all("listops")
     unchanged = [
         result
         for result in every
@@ -132,7 +129,7 @@ _PACE: dict[str, Column] = {
 
 def learning_runs() -> str:
     """Longer runs on ListOps."""
-    results = read("learning")
+    results = read_all("learning")
     columns = {
         "attention": mixers,
         "pretrained on": lambda result: pretraining(result) or "-",
@@ -165,7 +162,7 @@ CHANGES = {
 
 def part_runs() -> str:
     """cosFormer's runs with one part of the block changed."""
-    results = sorted(read("parts"), key=lambda result: result["test_loss_last"])
+    results = sorted(read_all("parts"), key=lambda result: result["test_loss_last"])
 
     def change(result: Result) -> str:
         words = (x.removeprefix("--").partition("=") for x in result["command"].split())
@@ -198,7 +195,7 @@ def part_runs() -> str:
 
 def pathfinder_runs() -> str:
     """Runs on Pathfinder."""
-    results = read("pathfinder")
+    results = read_all("pathfinder")
     columns = {
         "attention": lambda result: result["attention"],
         "level": lambda result: flag(result, "data.level"),
@@ -235,7 +232,7 @@ def score(result: Result) -> float:
 
 def suite_runs() -> str:
     """Mechanisms by tests, a table for each suite."""
-    results = read("suites")
+    results = read_all("suites")
     tables = []
     for suite, tasks in suites().items():
         names = {task.name for task in tasks}
@@ -299,7 +296,7 @@ def most_pairs(result: Result) -> float:
 
 def recall_by_state() -> str:
     """Recall against heads, and so against the state's size."""
-    results = read("recall_state")
+    results = read_all("recall_state")
     rows: dict[str, dict[int, Result]] = {}
     for result in results:
         heads = int(flag(result, "model.num_heads") or 2)  # The preset has two.
@@ -327,7 +324,7 @@ def recall_by_state() -> str:
 
 def seeds() -> str:
     """How much single runs of selective copying differ."""
-    results = read("suites_seeds")
+    results = read_all("suites_seeds")
     runs: dict[str, list[float]] = {}
     for result in results:
         runs.setdefault(title(result), []).append(_best(result))
@@ -349,7 +346,7 @@ def seeds() -> str:
 
 def causal_forms() -> str:
     """The measurements of `causal.py` with the C library's own allocator."""
-    report = json.loads((ROOT / "results" / "causal.json").read_text())
+    report = read("causal.json")
     rows = [row for row in report["times"] if row["allocator"] == "default"]
     times = {(row["form"], row["length"], row["pass"]): row for row in rows}
     forms = {
@@ -376,7 +373,7 @@ def causal_forms() -> str:
 
 def costs() -> str:
     """The measurements of `cost_exponent.py`."""
-    report = json.loads((ROOT / "results" / "cost_exponent.json").read_text())
+    report = read("cost_exponent.json")
     rows = sorted(report["mechanisms"].items(), key=lambda x: x[1]["time_exponent"])
     first, last = report["lengths"][0], report["lengths"][-1]
     columns: dict[str, Column] = {
@@ -399,7 +396,7 @@ def costs() -> str:
 
 def language(name: str) -> str:
     """A part of `papers_in_small.py`, best first."""
-    report = json.loads((ROOT / "results" / "language" / f"{name}.json").read_text())
+    report = read(f"language/{name}.json")
     part, rows = PARTS[name], report["rows"]
     base = rows[part.baseline]["score"]
 
@@ -454,8 +451,10 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 
 def filled(page: str, name: str) -> str:
     """Returns the text of a page, with one of its tables made from the results."""
-    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    return between((ROOT / page).read_text(), start, TABLES[page, name](), end)
+    start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+    before, _, rest = (ROOT / page).read_text().partition(start)
+    _, _, after = rest.partition(end)
+    return f"{before}{start}{TABLES[page, name]()}{end}{after}"
 
 
 def _one(rows: Iterable[Result], key: str) -> int:

@@ -8,12 +8,10 @@ The script prints the fastest and the median. It needs no data: lengths and labe
 random, since they do not change the cost.
 """
 
-import argparse
-import statistics
 import time
 from typing import Any
 
-from common import origin, write
+from common import flags, milliseconds, origin, write
 
 from lra_jax import runtime
 
@@ -21,33 +19,31 @@ from lra_jax import runtime
 def main() -> None:
     """The command line."""
     runtime.tune_allocator()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", choices=("listops", "lm"), default="listops")
-    parser.add_argument("--attention", default="cosformer,linear,flow,linformer")
-    parser.add_argument("--length", type=int, default=1216, help="tokens")
-    parser.add_argument("--preset", default="compact")
-    parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument("--out", help="JSON file to write")
-    options = parser.parse_args()
+    options = flags(
+        __doc__,
+        task=["listops", "lm"],
+        attention=("cosformer", "linear", "flow", "linformer"),
+        length=1216,
+        preset="compact",
+        repeats=12,
+    ).parse_args()
     runtime.configure_jax()
-    sizes = (options.task, options.preset)
-    names = options.attention.split(",")
-    steps = {name: Step(*sizes, name, options.length) for name in names}
+    steps = {
+        name: Step(options.task, options.preset, name, options.length)
+        for name in options.attention
+    }
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options.repeats):
         for name, step in steps.items():
             seconds[name].append(step.time())
     report = {"length": options.length, "preset": options.preset, "mechanisms": {}}
     for name, times in seconds.items():
-        report["mechanisms"][name] = {
-            "fastest_ms": round(1e3 * min(times), 1),
-            "median_ms": round(1e3 * statistics.median(times), 1),
+        report["mechanisms"][name] = milliseconds(times) | {
             "compile_s": round(steps[name].compile_seconds, 1),
             "temporary_mb": round(steps[name].temporary_bytes / 1e6),
         }
         print(name, report["mechanisms"][name])
-    if options.out:
-        write(options.out, report | origin())
+    write(options.out, report | origin())
 
 
 class Step:

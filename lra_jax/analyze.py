@@ -168,7 +168,6 @@ def run(settings: Any, typed: str = "") -> Path:
       ValueError: the settings cannot work.
     """
     (command,) = [c for c in COMMANDS.values() if c.settings is type(settings)]
-    from lra_jax.reports import charts
     from lra_jax.reports.page import Page
     from lra_jax.training.machine import commit, describe_devices, versions
 
@@ -182,9 +181,8 @@ def run(settings: Any, typed: str = "") -> Path:
     check_types(settings, "--")
     page = Page(command.title, settings.out, made_by)
     try:
-        with charts.style():
-            for section in command.sections(settings):
-                page.add(section)
+        for section in command.sections(settings):
+            page.add(section)
     except BaseException as error:
         page.discard()
         if not isinstance(error, InputError) or error.name not in _FLAGS:

@@ -119,13 +119,12 @@ def _write(
 ) -> list[Path]:
     """Writes each format; returns the files."""
     from lra_jax.files import write_text
-    from lra_jax.reports import charts, exports, results
+    from lra_jax.reports import exports, results
 
     pages = [name for name in _PAGES if name in formats]
     files = [out / f"report.{name}" for name in pages]
     if pages:
-        with charts.style():
-            results.make_page(groups, notes, out).write("report", pages)
+        results.make_page(groups, notes, out).write("report", pages)
     for name, (file, text) in exports.FORMATS.items():
         if name in formats:
             write_text(out / file, text(exports.rows(groups)))

@@ -21,7 +21,7 @@ from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.layers import LayerNorm
 from lra_jax.reports import charts
-from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from lra_jax.analysis.path_network import PathNetwork, PathSettings, fit_epochs
 from lra_jax.analysis.path_tasks import circle
 from lra_jax.reports import charts
-from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 

@@ -28,7 +28,7 @@ from lra_jax.errors import expected, renamed
 from lra_jax.files import expand_home
 from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
 from lra_jax.reports import charts
-from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 
@@ -283,7 +283,7 @@ def compare_networks(
         data={"ours": networks, "published": printed},
         size=(3.6, 3.4) if len(networks) > 1 else (6, 4),
         ylabels=[_YLABEL],
-        shared={"sharey": True},
+        layout={"sharey": True},
     )
     head = ("network", *(f"layer {n}" for n in range(len(rows[0]) - 1)))
     return chart, Table(head, rows)
@@ -317,7 +317,7 @@ def _compare_mechanisms(
         data=mechanisms,
         size=(3.3, 3.4),
         ylabels=[_YLABEL],
-        shared={"sharex": True},
+        layout={"sharex": True},
     )
     head = ("mechanism", *(f"layer {n}" for n in range(len(rows[0]) - 1)))
     return chart, Table(head, rows)

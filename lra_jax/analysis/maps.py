@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from lra_jax.analysis.capture import capture
 from lra_jax.attention.flow.flow import flow_terms
 from lra_jax.reports import charts
-from lra_jax.reports.figures import Chart, Panel, image
+from lra_jax.reports.charts import Chart, Panel, image
 from lra_jax.reports.page import Section
 
 _CELLS = 200  # per side of a drawn matrix
@@ -219,7 +219,7 @@ def _flows(competition: np.ndarray, allocation: np.ndarray) -> Chart:
         columns=1,
         size=(8.5, 2.4),
         ylabels=[*flows],
-        shared={"sharex": True},
+        layout={"sharex": True},
     )
 
 
@@ -324,7 +324,7 @@ def draw_text(words: Sequence[str], score: Score) -> Chart:
     scale = charts.colour_scale(score.values)
 
     def draw(figure: Figure, axis: Axes) -> None:
-        drawn = charts.image(figure, axis, matrix, score.unit, norm=scale)
+        drawn = charts.draw_image(figure, axis, matrix, score.unit, norm=scale)
         axis.set_facecolor(charts.OUTSIDE)  # After the end of a text.
         places = [(index % columns, index // columns) for index in range(count)]
         charts.letters(axis, drawn, score.values[:count], places, cut)

@@ -27,7 +27,7 @@ from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, so
 from lra_jax.analysis.paths import path_length_distribution
 from lra_jax.errors import known
 from lra_jax.reports import charts
-from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 
@@ -271,7 +271,7 @@ def results_section(
         caption,
         data=data,
         ylabels=["share of tokens labelled correctly"],
-        shared={"sharey": True},
+        layout={"sharey": True},
     )
     rows = []
     for name, result in results.items():

@@ -24,7 +24,7 @@ from lra_jax.analysis.projection import (
 from lra_jax.analysis.spectrum import cumulative_spectrum, effective_rank
 from lra_jax.errors import expected
 from lra_jax.reports import charts
-from lra_jax.reports.figures import Chart, Panel, image
+from lra_jax.reports.charts import Chart, Panel, image
 from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 
@@ -113,7 +113,7 @@ def spectrum_section(models: Mapping[str, Spectra], about: str) -> Section:
         columns=len(models),
         size=(3.6, 2.9),
         ylabels=["cumulative singular values,\nshare of the whole", "layer"],
-        shared={"sharex": "row"},
+        layout={"sharex": "row"},
     )
     rows = [
         (
@@ -171,7 +171,7 @@ def projection_section(models: Mapping[str, Spectra], about: str) -> Section:
         caption,
         size=(3.9, 3.4),
         ylabels=["error of P w"],
-        shared={"sharey": True},
+        layout={"sharey": True},
     )
     return Section("The theorem's rank, and the error", [chart, Table(head, rows)])
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lra_jax.reports import charts
-from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.charts import Chart, Panel
 
 Row = Mapping[str, Any]
 
 
-def draw(report: Mapping[str, Any]) -> Any:
+def draw(report: Mapping[str, Any]) -> Chart:
     """The picture of a report, with one column of panels for each kind of work.
 
     A line is one mechanism in one dtype; it ends where the next length did not fit or
@@ -47,11 +47,14 @@ def draw(report: Mapping[str, Any]) -> Any:
             ends = powers if len(names) <= charts.COLOURS else ()
             panel = Panel(lines, is_log=True, lengths=lengths, settings=settings)
             panels.append(panel._replace(ends=ends))
-    shared = {"sharex": "col"}
-    chart = Chart("", panels, "", columns=len(works), size=(5.0, 3.2), shared=shared)
-    figure = chart.draw()
-    figure.suptitle(_title(report, "\n" if len(works) < 2 else "; "))
-    return figure
+    return Chart(
+        "benchmark",
+        panels,
+        columns=len(works),
+        size=(5.0, 3.2),
+        layout={"sharex": "col"},
+        title=_title(report, "\n" if len(works) < 2 else "; "),
+    )
 
 
 def _points(

@@ -18,8 +18,7 @@ from lra_jax.benchmarking.settings import (
     published_tables,
 )
 from lra_jax.benchmarking.works import find
-from lra_jax.files import replacing, write_json
-from lra_jax.reports import charts
+from lra_jax.files import write_json
 from lra_jax.training.machine import commit, describe_devices, versions
 
 
@@ -129,8 +128,7 @@ class Report:
         values = self.values()
         write_json(figures, values)
         if picture is not None:
-            with charts.style(), replacing(picture) as file:
-                file.write_bytes(charts.to_png(draw(values)))
+            draw(values).save(picture)
 
 
 def _machine(roofline: Roofline) -> str:

@@ -1,8 +1,9 @@
-"""One style for all charts, readable in print, in grey and for colour-blind readers.
+"""Pictures as data, drawn in one style: a `Chart` of `Panel`s of `Line`s.
 
-Lines differ in colour, marker and dashes. Earlier ones are thicker and have larger,
-hollow markers, so that overlapping lines remain visible. Legends are outside the plot
-area; axes of lengths are logarithmic with powers of two.
+It is readable in print, in grey and for colour-blind readers. Lines differ in colour,
+marker and dashes. Earlier ones are thicker and have larger, hollow markers, so that
+overlapping lines remain visible. Legends are outside the plot area; axes of lengths are
+logarithmic with powers of two.
 
 matplotlib takes half a second to import, so only code that draws imports this module.
 No screen is needed.
@@ -10,8 +11,8 @@ No screen is needed.
 
 import io
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -21,10 +22,12 @@ from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from lra_jax.files import replacing
+
 RAMP = "Greys"
 """The colour map of matrices: light means low."""
-GREY = "#6b6b6b"
-"""The colour of reference lines."""
+OUTSIDE = "#cfe2f3"
+"""The colour of cells without a value, unlike that of any value."""
 
 # The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/) without its yellow,
 # which is barely visible on white.
@@ -45,6 +48,7 @@ _STYLE: Any = {
     "axes.spines.top": False,
     "axes.titlesize": 11,
     "figure.constrained_layout.use": True,
+    "figure.titlesize": 11,
     "font.size": 10,
     "grid.color": "gainsboro",
     "grid.linewidth": 0.6,
@@ -78,33 +82,127 @@ class Line(NamedTuple):
     style: int | None = None
 
 
-def style() -> AbstractContextManager[None]:
-    """The context in which every figure is made, drawn and written."""
-    return matplotlib.rc_context(_STYLE)
+class Panel(NamedTuple):
+    """One set of axes.
 
-
-def figure(
-    rows: int = 1, columns: int = 1, size: tuple[float, float] = (3.6, 2.8), **axes: Any
-) -> tuple[Figure, Any]:
-    """A figure and an array of its axes `[rows, columns]`.
-
-    Args:
-      rows, columns: number of panels.
-      size: size of one panel, in inches.
-      **axes: further keywords of ``Figure.subplots``.
+    Attributes:
+      lines: in the order of the legend.
+      draw: draws whatever is neither a line nor a setting.
+      integers: axes with ticks at integers only: "", "x", "y" or "xy".
+      is_log: the y axis is logarithmic.
+      lengths: ticks of a logarithmic x axis; () = a linear one.
+      settings: of ``Axes.set``.
+      ends: a text to the right of each line's end; () = none.
+      legend: it has its own, to its right; the others then have none.
     """
-    made = Figure(figsize=(columns * size[0], rows * size[1]))
-    return made, made.subplots(rows, columns, squeeze=False, **axes)
+
+    lines: Sequence[Line] = ()
+    draw: Callable[[Figure, Axes], Any] | None = None
+    integers: str = ""
+    is_log: bool = False
+    lengths: Sequence[int] = ()
+    settings: Mapping[str, Any] = {}
+    ends: Sequence[str] = ()
+    legend: bool = False
 
 
-def draw(axis: Axes, lines: Sequence[Line], **settings: Any) -> None:
-    """Draws the lines of a panel.
+class Chart(NamedTuple):
+    """A picture, with one legend for all panels.
 
-    Args:
-      axis: the panel.
-      lines: the lines, in legend order.
-      **settings: settings of ``Axes.set``, such as ``title`` and ``xlabel``.
+    Attributes:
+      name: of its files.
+      panels: row by row; the last row may be shorter.
+      caption: below the picture.
+      data: its numbers; None = none are written.
+      columns: panels in a row; None = all.
+      size: of a panel, in inches.
+      ylabels: of the first panel of each row; () = none beyond the settings.
+      layout: further keywords of ``Figure.subplots``, such as ``sharex``.
+      title: above the panels.
     """
+
+    name: str
+    panels: Sequence[Panel]
+    caption: str = ""
+    data: Any = None
+    columns: int | None = None
+    size: tuple[float, float] = (3.6, 3.4)
+    ylabels: Sequence[str] = ()
+    layout: Mapping[str, Any] = {}
+    title: str = ""
+
+    @matplotlib.rc_context(_STYLE)
+    def draw(self) -> Figure:
+        """The figure."""
+        columns = self.columns or max(len(self.panels), 1)
+        rows = max(-(-len(self.panels) // columns), 1)
+        figure = Figure(figsize=(columns * self.size[0], rows * self.size[1]))
+        axes = figure.subplots(rows, columns, squeeze=False, **self.layout)
+        pairs = list(zip(axes.ravel(), self.panels, strict=False))
+        for axis in axes.ravel()[len(pairs) :]:
+            axis.axis("off")
+        for axis, panel in pairs:
+            draw_lines(axis, panel.lines)
+            if panel.draw is not None:
+                panel.draw(figure, axis)
+        # Scales and limits follow from the lines of all panels that share an axis.
+        for axis, panel in pairs:
+            _finish(axis, panel)
+        for axis, label in zip(axes[:, 0], self.ylabels, strict=False):
+            axis.set_ylabel(label)
+        if self.title:
+            figure.suptitle(self.title)
+        if not any(panel.legend for panel in self.panels):
+            _add_legend(figure, axes)
+        return figure
+
+    @property
+    def width(self) -> int:
+        """In pixels, as on a page."""
+        return round(100 * self.size[0] * (self.columns or len(self.panels)))
+
+    @matplotlib.rc_context(_STYLE)
+    def png(self) -> bytes:
+        """The picture, without a timestamp."""
+        file = io.BytesIO()
+        self.draw().savefig(file, format="png", metadata={"Software": None})
+        return file.getvalue()
+
+    def save(self, file: Path) -> None:
+        """Writes the picture."""
+        with replacing(file) as partial:
+            partial.write_bytes(self.png())
+
+
+def image(
+    values: np.ndarray, label: str, settings: Mapping[str, Any], **looks: Any
+) -> Panel:
+    """A panel with a matrix and its colour bar; see `draw_image`."""
+
+    def draw(figure: Figure, axis: Axes) -> None:
+        draw_image(figure, axis, values, label, **looks)
+
+    return Panel(draw=draw, integers="xy", settings=settings)
+
+
+def heat_map(cells: Any, rows: Sequence[str], columns: Sequence[str]) -> Panel:
+    """A panel of percentages `[rows, columns]` as shades with numbers; NaN leaves a
+    cell empty."""
+    matrix = np.asarray(cells)
+
+    def draw(figure: Figure, axis: Axes) -> None:
+        drawn = draw_image(figure, axis, matrix, "accuracy, %", vmin=0.0, vmax=100.0)
+        axis.set_xticks(range(len(columns)), columns, rotation=40, ha="right")
+        axis.set_yticks(range(len(rows)), rows)
+        known = [(x, y) for y, x in np.argwhere(np.isfinite(matrix)).tolist()]
+        shades = [matrix[y, x] for x, y in known]
+        letters(axis, drawn, shades, known, [f"{round(value)}" for value in shades])
+
+    return Panel(draw=draw)
+
+
+def draw_lines(axis: Axes, lines: Sequence[Line]) -> None:
+    """Draws the lines of a panel, in legend order."""
     for place, line in enumerate(lines):
         index = place if line.style is None else line.style
         x, y = np.asarray(line.x), np.asarray(line.y)
@@ -123,7 +221,6 @@ def draw(axis: Axes, lines: Sequence[Line], **settings: Any) -> None:
             crosses = line.published[: len(x)]
             marks = {"color": colour, "markersize": 6, "label": "published"}
             axis.plot(x[: len(crosses)], crosses, "x", **marks)
-    axis.set(**settings)
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -138,9 +235,25 @@ def line_style(index: int) -> dict[str, Any]:
     }
 
 
-def legend(figure: Figure, axes: Any) -> None:
+def _finish(axis: Axes, panel: Panel) -> None:
+    """Sets the scales, and what depends on them."""
+    for name in panel.integers:
+        ticks = MaxNLocator(8, integer=True, min_n_ticks=1)
+        getattr(axis, f"{name}axis").set_major_locator(ticks)
+    if panel.lengths:
+        _log_lengths(axis, panel.lengths)
+    if panel.is_log:
+        _log_scale(axis)
+    axis.set(**panel.settings)
+    if panel.ends:
+        _label_ends(axis, panel.lines, panel.ends)
+    if panel.legend:
+        axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02))
+
+
+def _add_legend(figure: Figure, axes: Any) -> None:
     """One legend below all panels, each label once."""
-    pairs = [axis.get_legend_handles_labels() for axis in np.ravel(axes)]
+    pairs = [axis.get_legend_handles_labels() for axis in axes.ravel()]
     handles = {
         label: handle for pair in pairs for handle, label in zip(*pair, strict=True)
     }
@@ -154,20 +267,10 @@ def legend(figure: Figure, axes: Any) -> None:
         drawn.remove()
 
 
-def own_legend(axis: Axes, **settings: Any) -> None:
-    """The legend of one panel, to its right."""
-    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), **settings)
-
-
-def end_labels(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
+def _label_ends(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
     """Writes a text to the right of each line's end, in its colour.
 
     Where lines end close together, the texts are stacked, below the panel's top.
-
-    Args:
-      axis: the panel, with its final logarithmic y axis.
-      lines: its lines.
-      texts: one for each line.
     """
     low, high = np.log(axis.get_ylim())
     pairs = sorted(zip(lines, texts, strict=True), key=lambda pair: pair[0].y[-1])
@@ -194,22 +297,20 @@ def end_labels(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
         )
 
 
-OUTSIDE = "#cfe2f3"
-"""The colour of cells without a value, unlike that of any value."""
-
-
-def image(figure: Figure, axis: Axes, values: Any, label: str, **keywords: Any) -> Any:
+def draw_image(
+    figure: Figure, axis: Axes, values: Any, label: str, **looks: Any
+) -> Any:
     """Draws a matrix with its colour bar, and returns the drawn image.
 
     Args:
       figure, axis: where to draw.
       values: `[rows, columns]`.
       label: label of the colour bar, with the unit.
-      **keywords: further ones of ``imshow``.
+      **looks: keywords of ``imshow``.
     """
     axis.grid(False)
-    keywords = {"aspect": "auto", "cmap": RAMP, "interpolation": "nearest"} | keywords
-    drawn = axis.imshow(values, **keywords)
+    looks = {"aspect": "auto", "cmap": RAMP, "interpolation": "nearest"} | looks
+    drawn = axis.imshow(values, **looks)
     colour_bar(figure, axis, drawn, label, fraction=0.05, pad=0.02)
     return drawn
 
@@ -259,28 +360,7 @@ def letters(
         axis.annotate(word.replace("$", r"\$"), place, **settings)
 
 
-def heat_map(
-    figure: Figure, axis: Axes, cells: Any, rows: Sequence[str], columns: Sequence[str]
-) -> None:
-    """Percentages `[rows, columns]` as shades with numbers; NaN leaves a cell empty."""
-    matrix = np.asarray(cells)
-    drawn = image(figure, axis, matrix, "accuracy, %", vmin=0.0, vmax=100.0)
-    axis.set_xticks(range(len(columns)), columns, rotation=40, ha="right")
-    axis.set_yticks(range(len(rows)), rows)
-    known = [(x, y) for y, x in np.argwhere(np.isfinite(matrix)).tolist()]
-    shades = [matrix[y, x] for x, y in known]
-    letters(axis, drawn, shades, known, [f"{round(value)}" for value in shades])
-
-
-def whole_numbers(axis: Axes, which: str = "x") -> None:
-    """Ticks at integers only, for ``"x"``, ``"y"`` or ``"xy"``."""
-    for name in which:
-        getattr(axis, f"{name}axis").set_major_locator(
-            MaxNLocator(8, integer=True, min_n_ticks=1)
-        )
-
-
-def log_lengths(axis: Axes, lengths: Sequence[int]) -> None:
+def _log_lengths(axis: Axes, lengths: Sequence[int]) -> None:
     """A logarithmic x axis with a tick at each length: 512, 1K, 2K.
 
     If there are many lengths, only every other one is labelled, including the last.
@@ -296,8 +376,8 @@ def log_lengths(axis: Axes, lengths: Sequence[int]) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
 
 
-def log_scale(axis: Axes) -> None:
-    """A logarithmic y axis with plain numbers, to be set after drawing its lines."""
+def _log_scale(axis: Axes) -> None:
+    """A logarithmic y axis with plain numbers."""
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(_log_ticks(*axis.get_ylim()))
     axis.yaxis.set_major_formatter(
@@ -310,10 +390,3 @@ def _log_ticks(low: float, high: float) -> LogLocator:
     """Powers of ten; if these are few, also twice and five times each."""
     few = math.log10(high / low) < 2.5
     return LogLocator(subs=(1, 2, 5) if few else (1,))
-
-
-def to_png(figure: Figure) -> bytes:
-    """The picture, without a timestamp."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()

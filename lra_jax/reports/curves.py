@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lra_jax.files import replacing
 from lra_jax.reports import charts
+from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.comparison import full_title
-from lra_jax.reports.figures import Chart, Panel
 from lra_jax.reports.runs import Group
 from lra_jax.training.metrics import read_metrics
 
@@ -38,14 +37,10 @@ def draw_run(workdir: Path, title: str) -> Path | None:
         ]
         labels = {"xlabel": "training step", "ylabel": label}
         panels.append(Panel(lines, integers="x", settings=labels))
-    with charts.style():
-        figure = Chart("curves", panels, title, size=(4.6, 3.2)).draw()
-        figure.suptitle(title, fontsize=11)
-        file = workdir / "curves.png"
-        with contextlib.suppress(OSError):
-            with replacing(file) as partial:
-                partial.write_bytes(charts.to_png(figure))
-            return file
+    file = workdir / "curves.png"
+    with contextlib.suppress(OSError):
+        Chart("curves", panels, size=(4.6, 3.2), title=title).save(file)
+        return file
     return None
 
 

@@ -21,8 +21,7 @@ from markupsafe import Markup
 from lra_jax import progress
 from lra_jax.errors import writable
 from lra_jax.files import expand_home, replacing, write_text
-from lra_jax.reports import charts
-from lra_jax.reports.figures import Chart
+from lra_jax.reports.charts import Chart
 from lra_jax.reports.table import Table, to_markdown
 
 
@@ -102,15 +101,14 @@ class Page:
     def chart(self, chart: Chart) -> None:
         """A picture ``NAME.png`` and, if it has data, its numbers in ``NAME.json``."""
         progress.say(f"drawing {chart.name}.png ...")
-        figure = chart.draw()
-        drawn = charts.to_png(figure)
+        drawn = chart.png()
         with replacing(self._folder / f"{chart.name}.png") as file:
             file.write_bytes(drawn)
         if chart.data is not None:
             values = {**self.made_by, "caption": chart.caption, "data": chart.data}
             write_text(self._folder / f"{chart.name}.json", _readable(values) + "\n")
-        encoded, width = base64.b64encode(drawn).decode(), 100 * figure.get_figwidth()
-        picture = Picture(chart.name, encoded, chart.caption, round(width))
+        encoded = base64.b64encode(drawn).decode()
+        picture = Picture(chart.name, encoded, chart.caption, chart.width)
         self._parts.append(("picture", picture))
 
     def add(self, section: Section) -> None:

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lra_jax.reports import charts
+from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.comparison import (
     best_group,
     data_unlike_preset,
@@ -23,7 +22,6 @@ from lra_jax.reports.comparison import (
     differing_starts,
     settings_unlike_preset,
 )
-from lra_jax.reports.figures import Chart, Panel
 from lra_jax.reports.page import Page, Table
 from lra_jax.reports.runs import Group
 from lra_jax.tasks import Task, get_task, suites
@@ -324,10 +322,8 @@ def heat_map(
         0.7 + 0.24 * len(models) + max(0.6, 0.055 * high),
     )
 
-    def draw(figure: Figure, axis: Axes) -> None:
-        charts.heat_map(figure, axis, cells, models, labels)
-
-    return Chart(name, [Panel(draw=draw)], caption, values, size=size)
+    panel = charts.heat_map(cells, models, labels)
+    return Chart(name, [panel], caption, values, size=size)
 
 
 def _lines(test: Test, best: Best) -> list[charts.Line]:

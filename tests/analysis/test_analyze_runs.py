@@ -23,7 +23,6 @@ from lra_jax.analysis.maps import (
 from lra_jax.configs import get_preset
 from lra_jax.data import listops_language
 from lra_jax.models import SequenceClassifier
-from lra_jax.reports import charts
 from lra_jax.reports.page import Page
 from lra_jax.tasks import get_task
 from lra_jax.training.restore import SavedRun
@@ -96,8 +95,7 @@ def test_maps_where_labels_belong_to_positions(task, tmp_path):
     length = int((batch["segment_ids"] > 0).sum()) if task == "lm" else 16
     assert maps.weights.shape == (2, length, length) and len(maps.tokens) == length
     page = Page("Maps", tmp_path / "out")
-    with charts.style():
-        page.add(maps_section(maps, saved, "an example"))
+    page.add(maps_section(maps, saved, "an example"))
     assert "The example, shaded by the weight" in page.html()
 
 
@@ -199,8 +197,7 @@ def test_images_and_text(task, shape, tmp_path):
     tokens = np.frombuffer(b"a <b> $x$ & c\xe9\n.", np.uint8)
     maps = Maps(1, weights, received, tokens, label=1)
     page = Page("Maps", tmp_path)
-    with charts.style():
-        page.add(maps_section(maps, Saved(task, shape), "an example"))
+    page.add(maps_section(maps, Saved(task, shape), "an example"))
     assert (tmp_path / "map-received.png").stat().st_size > 1000
 
 
@@ -227,8 +224,7 @@ def test_tokens_are_shown_in_their_own_vocabulary():
 
 def test_words_have_room_in_the_picture():
     score = Score("received", "share", np.arange(20.0) + 1, "")
-    with charts.style():
-        figure: Any = draw_text([*["of"] * 19, "abcdefghijklmnopqrs"], score).draw()
+    figure: Any = draw_text([*["of"] * 19, "abcdefghijklmnopqrs"], score).draw()
     axis, bar = figure.axes
     shown = [text.get_text() for text in axis.texts]
     assert shown == [*["of"] * 19, "abcdefghijkl..."]
@@ -273,14 +269,12 @@ def test_maps_of_images_in_patches(pooling, tmp_path):
     shares = [11 / 6, 5 / 6, 1 / 3, 3 / 2, 1 / 2]
     np.testing.assert_allclose(even_shares(documents), shares, rtol=1e-12)
     page = Page("Maps", tmp_path)
-    with charts.style():
-        page.add(maps_section(maps, saved, "an example"))
+    page.add(maps_section(maps, saved, "an example"))
     assert (tmp_path / "map-received.png").stat().st_size > 1000
 
 
 def test_each_picture_of_an_image_has_its_own_title():
     score = Score("allocation", "part allocated", np.ones(16), "")
-    with charts.style():
-        figure = draw_image(np.arange(16), score, (4, 4)).draw()
+    figure = draw_image(np.arange(16), score, (4, 4)).draw()
     assert [axis.get_title() for axis in figure.axes[:2]] == ["input", "allocation"]
     assert "part allocated" in [axis.get_ylabel() for axis in figure.axes]

@@ -12,7 +12,6 @@ from lra_jax.analysis.projection import (
     truncation_errors,
 )
 from lra_jax.analysis.spectra import Spectra, projection_section
-from lra_jax.reports import charts
 
 
 def attention(length: int, width: int = 6) -> tuple[np.ndarray, np.ndarray]:
@@ -92,7 +91,6 @@ def test_only_drawn_lines_are_in_the_legend(length, is_bound):
     spectra = Spectra(*none, length, sizes, error, error, 2 * error[0], error)
     section: Any = projection_section({"softmax": spectra}, "")
     chart, _ = section.parts
-    with charts.style():
-        (legend,) = chart.draw().legends
+    (legend,) = chart.draw().legends
     names = [text.get_text() for text in legend.get_texts()]
     assert len(names) == 4 + is_bound and ("Theorem 1" in names) == is_bound

@@ -3,7 +3,6 @@
 import pytest
 
 from lra_jax.benchmarking.picture import draw
-from lra_jax.reports import charts
 
 
 @pytest.mark.parametrize("works", [1, 2])
@@ -18,9 +17,8 @@ def test_the_title_of_a_picture_is_not_cut(works) -> None:
         "device": device,
         "versions": {"jax": "0.10.2"},
     }
-    with charts.style():
-        figure = draw(report)
-        figure.draw_without_rendering()
+    figure = draw(report).draw()
+    figure.draw_without_rendering()
     title = figure.get_suptitle()
     assert device in title and "causal" in title
     (text,) = [text for text in figure.texts if text.get_text() == title]

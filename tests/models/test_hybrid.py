@@ -17,7 +17,6 @@ from lra_jax import models
 from lra_jax.analysis.spectra import run_spectra, spectrum_section
 from lra_jax.configs import get_preset
 from lra_jax.models import EncoderConfig, TransformerEncoder, decoding, saved
-from lra_jax.reports import charts
 from lra_jax.tasks.encoder import encoder_config
 
 SIZES: dict[str, Any] = {
@@ -246,5 +245,4 @@ def test_spectra_of_layers_with_different_numbers_of_heads() -> None:
     section: Any = spectrum_section({"hybrid": spectra}, "A hybrid.")
     chart, table = section.parts
     assert "Blue cells are heads" in chart.caption and len(table.rows) == 3
-    with charts.style():
-        assert len(chart.draw().axes) == 3
+    assert len(chart.draw().axes) == 3

@@ -1,24 +1,18 @@
 """Properties that a reader of a chart relies on."""
 
 import itertools
+from typing import Any
 
 import numpy as np
-import pytest
 
 from lra_jax.reports import charts
-from lra_jax.reports.charts import Line
+from lra_jax.reports.charts import Chart, Line, Panel
 
 
-@pytest.fixture(autouse=True)
-def style():
-    with charts.style():
-        yield
-
-
-def drawn(*lines):
-    figure, axes = charts.figure()
-    charts.draw(axes[0, 0], lines)
-    return figure, axes[0, 0]
+def drawn(*lines: Line, **settings: Any) -> tuple[Any, Any]:
+    """A figure of one panel with these lines, and its axes."""
+    figure = Chart("a", [Panel(lines, **settings)]).draw()
+    return figure, figure.axes[0]
 
 
 def test_lines_that_hide_each_other_are_told_apart():
@@ -46,46 +40,40 @@ def test_a_line_with_all_its_parts():
     assert {x.get_color() for x in axis.lines} == {main.get_color()}
     assert other.get_linestyle() == main.get_linestyle()
     assert len(axis.collections) == 1
-    charts.legend(figure, axis)
     (legend,) = figure.legends
     assert [x.get_text() for x in legend.texts] == ["a", "published", "b"]
 
 
 def test_a_legend_is_no_wider_than_its_figure():
     names = [f"cosformer, {n},000 steps" for n in range(5)]
-    figure, axis = charts.figure(1, 1, size=(10, 4))
-    for name in names:
-        axis[0, 0].plot([0, 1], [0, 1], label=name)
-    charts.legend(figure, axis)
-    (drawn,) = figure.legends
-    assert [x.get_text() for x in drawn.texts] == names
-    assert 0 < drawn.get_window_extent().width <= figure.bbox.width
+    panel = Panel([Line(name, [0, 1], [0, 1]) for name in names])
+    figure = Chart("a", [panel], size=(10, 4)).draw()
+    (legend,) = figure.legends
+    assert [x.get_text() for x in legend.texts] == names
+    assert 0 < legend.get_window_extent().width <= figure.bbox.width
 
 
 def test_legends_are_outside_the_lines():
-    figure, axis = drawn(Line("a long name of a mechanism", [0, 1], [0, 1]))
-    charts.legend(figure, axis)
-    charts.own_legend(axis)
-    figure.draw_without_rendering()
-    panel = axis.get_window_extent()
-    for legend in (figure.legends[0], axis.get_legend()):
-        assert not panel.overlaps(legend.get_window_extent())
+    line = Line("a long name of a mechanism", [0, 1], [0, 1])
+    for beside in (False, True):
+        figure, axis = drawn(line, legend=beside)
+        figure.draw_without_rendering()
+        legend = axis.get_legend() if beside else figure.legends[0]
+        assert len(figure.legends) == 1 - beside
         box = legend.get_window_extent()
+        assert not axis.get_window_extent().overlaps(box)
         assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0
 
 
 def test_a_single_step_has_a_tick_of_its_own():
-    _, axis = drawn(Line("a", [3], [0.5]))
-    charts.whole_numbers(axis)
+    _, axis = drawn(Line("a", [3], [0.5]), integers="x")
     low, high = axis.get_xlim()
     assert [x for x in axis.get_xticks() if low <= x <= high] == [3]
 
 
 def test_texts_at_the_ends_of_lines_do_not_touch():
     lines = [Line(name, [1, 2], [1, end]) for name, end in (("a", 10), ("b", 10.1))]
-    figure, axis = drawn(*lines)
-    charts.log_scale(axis)
-    charts.end_labels(axis, lines, ["first", "second"])
+    figure, axis = drawn(*lines, is_log=True, ends=["first", "second"])
     figure.draw_without_rendering()
     first, second = (text.get_window_extent() for text in axis.texts)
     assert not first.overlaps(second) and first.y0 < second.y0
@@ -94,9 +82,8 @@ def test_texts_at_the_ends_of_lines_do_not_touch():
 
 
 def test_axes_of_lengths_are_powers_of_two():
-    _, axis = drawn(Line("a", [512, 1024, 3072], [1e-7, 0.5, 1]))
-    charts.log_lengths(axis, [3072, 512, 1024, 512])
-    charts.log_scale(axis)
+    line = Line("a", [512, 1024, 3072], [1e-7, 0.5, 1])
+    _, axis = drawn(line, lengths=[3072, 512, 1024, 512], is_log=True)
     assert [x.get_text() for x in axis.get_xticklabels()] == ["512", "1K", "3K"]
     shown = axis.yaxis.get_major_formatter()
     assert [shown(x) for x in (1e-7, 0.5, 20)] == ["1e-7", "0.5", "20"]
@@ -104,18 +91,17 @@ def test_axes_of_lengths_are_powers_of_two():
 
 
 def test_letters_are_read_on_light_and_on_dark():
-    figure, axes = charts.figure()
-    axis = axes[0, 0]
-    image = charts.image(figure, axis, np.array([[0.0, 1.0]]), "share")
+    figure, axis = drawn()
+    image = charts.draw_image(figure, axis, np.array([[0.0, 1.0]]), "share")
     charts.letters(axis, image, [0.0, 1.0], [(0, 0), (1, 0)], ["$a", "b$"])
     assert [text.get_color() for text in axis.texts] == ["black", "white"]
     assert axis.texts[0].get_text() == r"\$a"
 
 
 def test_a_picture_does_not_depend_on_the_day():
-    figure, _ = drawn(Line("a", [0, 1], [0, 1]))
-    one = charts.to_png(figure)
-    assert one == charts.to_png(figure) and one.startswith(b"\x89PNG")
+    chart = Chart("a", [Panel([Line("a", [0, 1], [0, 1])])])
+    one = chart.png()
+    assert one == chart.png() and one.startswith(b"\x89PNG")
 
 
 def test_colours_show_how_values_differ():

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from markdown_it import MarkdownIt
 
-from lra_jax.reports import charts
-from lra_jax.reports.figures import Chart, Panel
+from lra_jax.reports.charts import Chart, Line, Panel
 from lra_jax.reports.page import Page
 
 HOSTILE = "<img src=x> & `a` | ![i](http://h/p.png)\n# *b* __c__ ~~d~~ [e]: f \\"
@@ -50,10 +49,9 @@ def full_page(folder, text=HOSTILE):
     page.items([text])
     page.items([text], commands=True)
     page.table((text, "number"), [(text, 1.5), ("x", text)], ours=1)
-    panel = Panel([charts.Line("a", [1, 2], [3, 4])])
+    panel = Panel([Line("a", [1, 2], [3, 4])])
     values = np.array([1.23456, 2, np.inf, np.nan])
-    with charts.style():
-        page.chart(Chart("picture", [panel], text, {"values": values}))
+    page.chart(Chart("picture", [panel], text, {"values": values}))
     return page
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lra_jax import report
 from lra_jax.configs import get_preset
-from lra_jax.reports import charts, exports, results
+from lra_jax.reports import exports, results
 from reports.made_runs import compact, groups_in, make_run
 
 
@@ -91,8 +91,7 @@ def test_differing_versions_are_said(tmp_path: Path) -> None:
 
 def test_names_are_escaped(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "a", config=compact().replace(attention="<b>:f|g"))
-    with charts.style():
-        page = results.make_page(groups_in(tmp_path / "runs"), ["<script>"], tmp_path)
+    page = results.make_page(groups_in(tmp_path / "runs"), ["<script>"], tmp_path)
     for text in (page.html(), page.markdown()):
         assert "<b>" not in text and "<script>" not in text
         assert "&lt;b&gt;:f" in text

@@ -7,7 +7,6 @@ import pytest
 
 from lra_jax import report
 from lra_jax.configs import get_preset
-from lra_jax.reports import charts
 from lra_jax.reports.suites import (
     _lines,
     best_groups,
@@ -239,8 +238,7 @@ def test_a_model_with_many_changed_settings_has_a_picture(tmp_path):
     (test,) = suite_tests(tmp_path, "parity")
     (name,) = best_groups([test])
     assert len(name) > 40
-    with charts.style():
-        charts.to_png(heat_map("a", {name: {test.name: 51.0}}, [test], "").draw())
+    heat_map("a", {name: {test.name: 51.0}}, [test], "").png()
 
 
 def write_language_run(folder, rate, loss, accuracy):
