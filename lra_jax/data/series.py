@@ -1,0 +1,214 @@
+"""Time series: real vectors `[T, C]` with a class or a number each.
+
+As in the code of Flowformer and of Zerveas et al. 2021 (arXiv:2010.02803), gaps are
+filled by linear interpolation, ends by the nearest value, and then each channel is
+standardised by its mean and deviation over all steps of the training split. A channel
+without any value is at the mean. Series are cut at the longest of the training split.
+"""
+
+import hashlib
+import importlib.util
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from lra_jax.data import series_files
+from lra_jax.data.dataset import SPLITS, SequenceDataset
+from lra_jax.data.memory import MemorySource, stream_of
+from lra_jax.data.series_files import Series
+from lra_jax.errors import expected
+
+VALID_SHARE = 0.2
+"""Of the training split, where there is no validation split."""
+
+
+class SeriesDataset(SequenceDataset):
+    """Time series in memory, with the interface of a dataset.
+
+    Numbers to predict are standardised as well, by those of the training split.
+
+    Args:
+      name: name of the dataset.
+      splits: train, valid and test.
+      max_length: series are cut after this many steps; None = at the longest of the
+        training split.
+
+    Attributes:
+      token_shape: `(C,)`.
+      scale: mean and deviation of the numbers in training; None for classes.
+
+    Raises:
+      ValueError: fewer than two classes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        splits: Mapping[str, Series],
+        max_length: int | None = None,
+    ):
+        self.name, self.splits = name, SPLITS
+        train = splits["train"]
+        longest = max(map(len, train.values))
+        self.max_length = longest if max_length is None else min(max_length, longest)
+        self.vocab_size = train.values[0].shape[1]
+        self.token_shape = (self.vocab_size,)
+        self.token_dtype = np.dtype(np.float32)
+        filled = {x: list(map(fill_gaps, splits[x].values)) for x in SPLITS}
+        steps = np.concatenate(filled["train"])
+        present = ~np.isnan(steps).all(0)
+        mean, deviation = np.zeros((2, self.vocab_size))
+        mean[present] = np.nanmean(steps[:, present], 0)
+        deviation[present] = np.nanstd(steps[:, present], 0)
+        deviation[deviation == 0] = 1
+
+        def standardise(steps: np.ndarray) -> np.ndarray:
+            scaled = (steps[: self.max_length] - mean) / deviation
+            return np.nan_to_num(scaled).astype(np.float32)
+
+        self._values = {x: list(map(standardise, filled[x])) for x in SPLITS}
+        self._lengths = {
+            x: np.array(list(map(len, rows)), np.int32)
+            for x, rows in self._values.items()
+        }
+        number = self._number_labels(train.labels)
+        self._labels = {x: number(splits[x].labels) for x in SPLITS}
+        self.decode = describe
+        self.fingerprint = self._hash()
+
+    def _number_labels(self, train: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """How labels become integers, or standardised float32 numbers."""
+        self.scale: tuple[float, float] | None = None
+        if train.dtype.kind == "f":
+            self.num_classes = 1
+            self.scale = float(train.mean()), float(train.std()) or 1.0
+            mean, deviation = self.scale
+            return lambda labels: ((labels - mean) / deviation).astype(np.float32)
+        words = sorted({*train.tolist()}, key=_in_order)
+        if len(words) < 2:
+            raise expected("--data.path", "two classes or more", f"{words}")
+        self.num_classes = len(words)
+        plain = words == [str(number) for number in range(len(words))]
+        self.classes = None if plain else words
+        ids = {word: index for index, word in enumerate(words)}
+        return lambda labels: np.array([ids[x] for x in labels.tolist()], np.int32)
+
+    def source(self, split: str) -> MemorySource:
+        """See the base class."""
+        split = self._checked(split)
+        return MemorySource(self._values[split], self._lengths[split])
+
+    def answer(self, split: str, index: int) -> str:
+        """See the base class."""
+        if self.scale is None:
+            return super().answer(split, index)
+        mean, deviation = self.scale
+        return f"number {self.labels(split)[index] * deviation + mean:.6g}"
+
+    def _hash(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for split in self.splits:
+            digest.update(f"{split} {self.lengths(split).tolist()}".encode())
+            for values in (*self._values[split], self._labels[split]):
+                digest.update(np.ascontiguousarray(values).data)
+        return digest.hexdigest()
+
+
+def _in_order(word: str) -> tuple[float, str]:
+    """Numbers by their value, before other words."""
+    try:
+        return float(word), word
+    except ValueError:
+        return float("inf"), word
+
+
+def describe(values: np.ndarray) -> str:
+    """The size of a series `[T, C]` and its first step, for display."""
+    steps, channels = values.shape
+    first = " ".join(f"{value:.3g}" for value in values[0, :8].tolist())
+    more = " ..." if channels > 8 else ""
+    return f"{steps} steps of {channels} channels, from {first}{more}"
+
+
+def fill_gaps(values: np.ndarray) -> np.ndarray:
+    """Replaces each NaN of `[T, C]` by linear interpolation between its neighbours in
+    time, or by the nearest value at an end; a channel of NaN alone stays."""
+    gaps = np.isnan(values)
+    if not gaps.any():
+        return values
+    filled, steps = values.copy(), np.arange(len(values))
+    for channel in np.flatnonzero(gaps.any(0) & ~gaps.all(0)):
+        known = ~gaps[:, channel]
+        filled[:, channel] = np.interp(steps, steps[known], values[known, channel])
+    return filled
+
+
+def prepare(
+    *,
+    path: str | os.PathLike[str] | None,
+    max_length: int | None,
+    validation: str,
+    seed: int,
+) -> SeriesDataset:
+    """Reads the series of a path.
+
+    Args:
+      path: see `series_files.find`; None = JapaneseVowels, from the package aeon.
+      max_length: see `SeriesDataset`.
+      validation: "test" for the test split itself; "holdout" for the files' validation
+        split or, without one, a fifth of each class of the training split.
+      seed: fixes that fifth.
+
+    Raises:
+      ValueError: there are no such files, or they are malformed.
+      OSError: a file cannot be read.
+    """
+    files = series_files.find(japanese_vowels() if path is None else path)
+    splits = series_files.read(files[0])
+    if validation == "test":
+        splits["valid"] = splits["test"]
+    elif "valid" not in splits:
+        splits |= hold_out(splits["train"], seed)
+    name = files[0].stem.removesuffix("_TRAIN")
+    return SeriesDataset(name, splits, max_length)
+
+
+def hold_out(train: Series, seed: int) -> dict[str, Series]:
+    """Splits a training split into train and valid, a fifth of each class.
+
+    Raises:
+      ValueError: it is too small.
+    """
+    groups = np.zeros(len(train.labels)) if train.has_numbers else train.labels
+    order = stream_of(seed, "valid").permutation(len(groups))
+    held = np.zeros(len(groups), bool)
+    for label in np.unique(groups):
+        members = order[groups[order] == label]
+        held[members[: round(VALID_SHARE * len(members))]] = True
+    if not held.any():
+        needed = "3 examples of a class or more, to hold out one"
+        raise expected("--data.path", needed, f"{len(groups)} in all")
+    return {
+        "train": train.at(np.flatnonzero(~held)),
+        "valid": train.at(np.flatnonzero(held)),
+    }
+
+
+def japanese_vowels() -> pathlib.Path:
+    """The folder of JapaneseVowels in the package aeon, which is not imported.
+
+    Source: Kudo, Toyama and Shimbo 1999, "Multidimensional curve classification using
+    passing-through regions"; 9 speakers, 12 channels, 270 and 370 utterances.
+
+    Raises:
+      ValueError: aeon is not installed.
+    """
+    spec = importlib.util.find_spec("aeon")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folder = pathlib.Path(place, "datasets", "data", "JapaneseVowels")
+        if folder.is_dir():
+            return folder
+    needed = "series of your own, or `pip install lra_jax[series]` for JapaneseVowels"
+    raise expected("--data.path", needed, None)
