@@ -64,7 +64,8 @@ def layout(axes: str, *sizes: Size) -> str:
 
 def _size(letter: str, size: Size) -> str:
     if isinstance(size, set):
-        return "|".join(map(str, sorted(size)))
+        words = map(str, size)  # Sizes cannot be compared if one is symbolic.
+        return "|".join(sorted(words, key=lambda word: (len(word), word)))
     return letter if size is None else str(size)
 
 

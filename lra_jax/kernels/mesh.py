@@ -62,7 +62,7 @@ def by_sample(function: Callable[..., Result], *arrays: Any) -> Result:
         of the samples, or of something else that is computed separately.
       *arrays: its arguments.
     """
-    if (parts(len(jax.tree.leaves(arrays)[0])) or 1) == 1:
+    if (parts(jax.tree.leaves(arrays)[0].shape[0]) or 1) == 1:
         return function(*arrays)
     samples = PartitionSpec(_AXIS)
     return jax.shard_map(function, in_specs=samples, out_specs=samples)(*arrays)

@@ -73,7 +73,8 @@ def choose(
     query, key, value = arrays[:3]
     batch, *sizes = query.shape
     parts = mesh.parts(batch)
-    if implementation == "xla" or not (forced or parts):
+    measured = parts and isinstance(batch, int)  # A symbolic batch may be small.
+    if implementation == "xla" or not (forced or measured):
         return None
     only_on_cpus = mechanism not in _ON_ACCELERATORS
     only_on_cpus |= mechanism == "flow" and is_causal

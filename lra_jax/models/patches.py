@@ -24,7 +24,7 @@ def cut(pixels: jax.Array, grid: Sides, patch: int) -> jax.Array:
       ValueError: T is not that of the grid.
     """
     rows, columns = grid
-    batch = len(pixels)
+    batch = pixels.shape[0]
     check_shape("tokens", pixels, "B T", None, rows * columns)
     parts = pixels.reshape(batch, rows // patch, patch, columns // patch, patch)
     return parts.swapaxes(2, 3).reshape(batch, -1, patch**2)

@@ -120,8 +120,9 @@ class ProductKeyMemory(nnx.Module):
             rows = values[chosen].astype(dtype)
             return jnp.einsum("nk,nkd->nd", weights.astype(dtype), rows)
 
-        count = len(flat)
-        parts = -(-count // _TOGETHER)
+        count = flat.shape[0]
+        # A symbolic batch is read at once.
+        parts = -(-count // _TOGETHER) if isinstance(count, int) else 1
         size = -(-count // parts)
         fill = [(0, parts * size - count), (0, 0)]
         # Every so many positions, because a loop over neighbours would gather those of
@@ -140,12 +141,12 @@ class ProductKeyMemory(nnx.Module):
           float32 and int32 `[P, heads * k]`; the weights of each head sum to one.
         """
         query = self.query(x).astype(jnp.float32)
-        query = self.norm(query.reshape(len(x), self.heads, -1))
-        halves = query.reshape(len(x), self.heads, 2, -1)
+        query = self.norm(query.reshape(x.shape[0], self.heads, -1))
+        halves = query.reshape(x.shape[0], self.heads, 2, -1)
         scores = jnp.einsum("phcd,hckd->phck", halves, self.keys[...])
         best, places = kernels.by_sample(self._best_pairs, scores)
         weights = jax.nn.softmax(best, -1)
-        return weights.reshape(len(x), -1), places.reshape(len(x), -1)
+        return weights.reshape(x.shape[0], -1), places.reshape(x.shape[0], -1)
 
     def _best_pairs(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The largest sums of two scores `[P, heads, 2, keys]`, and their values."""

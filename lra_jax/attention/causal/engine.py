@@ -85,7 +85,9 @@ class Chunking:
             return Cut(chunk=chunk, chunks=chunks, segments=1)
         segment = self.segment
         if segment is None:
-            segment = min(max(_TOGETHER // max(1, rows), _SHORTEST), _LONGEST)
+            # A symbolic batch may be large.
+            together = _TOGETHER // max(1, rows) if isinstance(rows, int) else 0
+            segment = min(max(together, _SHORTEST), _LONGEST)
         segments = -(-chunks // max(1, segment // chunk))
         # Evenly filled segments need less padding than full ones and a nearly empty
         # last one.

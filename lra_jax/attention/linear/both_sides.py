@@ -49,7 +49,7 @@ def both_sides(
     more = -length % size
     query, key, value = (cut(x, size) for x in features)
     number = jnp.cumsum(jnp.pad(resets, [(0, 0), (0, more)]), 1, dtype=jnp.int32)
-    number = number.reshape(len(number), 1, -1, size)
+    number = number.reshape(number.shape[0], 1, -1, size)
 
     def product(words: str, *arrays: jax.Array) -> jax.Array:
         return jnp.einsum(words, *arrays, precision=precision)

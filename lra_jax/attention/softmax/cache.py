@@ -95,7 +95,7 @@ def _put(
 ) -> SoftmaxState:
     """Fills the positions `[B, T]` of the state's columns."""
     batch, length = key.shape[:2]
-    rows = np.arange(batch, dtype=np.int32)
+    rows = jnp.arange(batch, dtype=jnp.int32)
     real = jnp.ones((batch, length), bool) if mask is None else mask
 
     def put(old: jax.Array, new: jax.Array, *index: Any) -> jax.Array:

@@ -97,7 +97,7 @@ def take_run(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
     """Positions from ``start`` on, `[1 or B]`, as one block, `[B, N, 1, count, H]`."""
     flat = x.reshape(*x.shape[:2], 1, -1, x.shape[-1])
     take = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=count, axis=-2)
-    if len(start) == 1:
+    if start.shape[0] == 1:
         return take(flat, start[0])
     return jax.vmap(take)(_for_each(flat, start), start)
 
@@ -111,7 +111,7 @@ def put_run(x: jax.Array, run: jax.Array, start: jax.Array) -> jax.Array:
     """Replaces the positions of `take_run` in blocks `[B, N, P, C, H]`."""
     flat = x.reshape(*x.shape[:2], 1, -1, x.shape[-1])
     put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=-2)
-    if len(start) == 1:
+    if start.shape[0] == 1:
         return put(flat, run, start[0]).reshape(x.shape)
     return jax.vmap(put)(flat, run, start).reshape(x.shape)
 
@@ -183,8 +183,8 @@ def listed(sequence: Sequence, size: int, table: jax.Array, rule: Rule) -> Keys:
 
     def gather(x: jax.Array) -> jax.Array:
         x = cut(x, size)
-        x = jnp.broadcast_to(x, (len(x), num_heads, *x.shape[2:]))
-        if len(table) == 1:  # One table for all samples.
+        x = jnp.broadcast_to(x, (x.shape[0], num_heads, *x.shape[2:]))
+        if table.shape[0] == 1:  # One table for all samples.
             return jax.vmap(by_head, (0, None))(x, table[0])
         return jax.vmap(by_head)(_for_each(x, table[:, 0, 0, 0]), table)
 

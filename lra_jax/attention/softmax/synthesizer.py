@@ -132,7 +132,7 @@ def synthesizer_attention(
     value = masking.by_head(masking.hide_padding(value, pairs), num_heads, dtype=dtype)
     if is_causal:
         pairs = masking.both(pairs, jnp.tri(length, dtype=bool)[None, None])
-    if pairs is not None and pairs.shape[0] > scores.shape[0]:
+    if pairs is not None and pairs.shape[0] != scores.shape[0]:
         scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
     weights = feature_maps.masked_softmax(scores, pairs)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
