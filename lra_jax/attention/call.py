@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from lra_jax import kernels
 from lra_jax.attention import inputs, masking, packed
 from lra_jax.attention.causal import engine
-from lra_jax.attention.sharded.documents import sliced
+from lra_jax.attention.sharded.documents import slice_documents
 
 FIELDS = frozenset(
     {
@@ -55,7 +55,7 @@ class Call:
       precision: of matrix products.
       implementation: see `kernels.choose`.
       state: of the stream so far; None = a new one.
-      streams: the state after the call is wanted.
+      streams: whether to compute the state after the call.
       axis: the mesh axis that holds the other parts of the sequence; None = there are
         none.
     """
@@ -108,17 +108,19 @@ class Call:
         inputs.check_inputs(query, key, value, is_causal)
         batch, length = query.shape[:2]
         rows = (
-            packed.packed(segment_ids, query, key)
+            packed.documents(segment_ids, query, key)
             if axis is None
-            else sliced(segment_ids, axis)
+            else slice_documents(segment_ids, axis)
         )
-        mask = packed.shown(masking.padding_mask(mask, batch, key.shape[1]), rows)
+        mask = packed.hide_padding(
+            masking.padding_mask(mask, batch, key.shape[1]), rows
+        )
         query_mask = masking.padding_mask(query_mask, batch, length, "query_mask")
         out_dtype, finite = jnp.result_type(query), None
         if query_mask is None:
             query, finite = masking.hide_broken(query, mask)
         else:
-            query_mask = packed.shown(query_mask, rows)
+            query_mask = packed.hide_padding(query_mask, rows)
         dtype = inputs.accumulation_dtype(query, key, value)
         if state is not None:
             dtype = jax.tree.leaves(state.sums)[0].dtype

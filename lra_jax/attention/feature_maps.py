@@ -96,7 +96,7 @@ class Options(NamedTuple):
     precision: jax.lax.PrecisionLike = None
 
 
-def prepared(
+def prepare(
     options: Any, arrays: Any, tables: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """phi(q), phi(k) and v of one segment, heads first, zero where hidden.
@@ -109,7 +109,7 @@ def prepared(
     return *made, masking.by_head(value, query.shape[2], tables.mask, dtype)
 
 
-def given(
+def apply_custom(
     query: jax.Array,
     key: jax.Array,
     spec: FeatureMap,
@@ -185,12 +185,12 @@ def clamp(x: jax.Array, bound: float) -> jax.Array:
 
 
 def check_norm(norm: str | None) -> None:
-    """Raises ``ValueError`` unless `normalised` supports the norm."""
+    """Raises ``ValueError`` unless `normalise` supports the norm."""
     if norm not in ("rms", "layer", None):
         raise expected("norm", "'rms', 'layer' or None", f"{norm!r}")
 
 
-def normalised(
+def normalise(
     x: jax.Array, norm: str | None, axes: tuple[int, ...], eps: float
 ) -> jax.Array:
     """``x / sqrt(mean(x^2) + eps)``, without a learned gain.
@@ -215,7 +215,7 @@ def _over_root(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
 
     The derivative that jax would derive computes the root again for each column.
     """
-    scaled, root, _ = _scaled(x, axes, eps)
+    scaled, root, _ = _scale(x, axes, eps)
     return scaled * root
 
 
@@ -224,13 +224,13 @@ def _over_root_slope(
     axes: tuple[int, ...], eps: float, primals: tuple, tangents: tuple
 ) -> tuple[jax.Array, jax.Array]:
     (x,), (of_x,) = primals, tangents
-    scaled, root, scale = _scaled(x, axes, eps)
+    scaled, root, scale = _scale(x, axes, eps)
     made = scaled * root
     along = (made * of_x).mean(axes, keepdims=True)
     return made, (of_x - made * along) * (root / scale)
 
 
-def _scaled(
+def _scale(
     x: jax.Array, axes: tuple[int, ...], eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """``x / scale``, one over the root of its mean square, and the scale.
@@ -250,7 +250,7 @@ def _scaled(
 def unit(x: jax.Array, eps: float = 0.0) -> jax.Array:
     """``x / sqrt(|x|^2 + eps)`` over the last axis; zeros stay zero."""
     width = x.shape[-1]
-    return normalised(x, "rms", (x.ndim - 1,), eps / width) / math.sqrt(width)
+    return normalise(x, "rms", (x.ndim - 1,), eps / width) / math.sqrt(width)
 
 
 @jax.custom_jvp

@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def activated(name: str, x: jax.Array) -> jax.Array:
+def activate(name: str, x: jax.Array) -> jax.Array:
     """Applies an activation of the table in float32 or wider; keeps the dtype."""
     if name == "identity":
         return x

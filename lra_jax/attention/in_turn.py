@@ -45,22 +45,22 @@ def documents_in_turn(
         if kwargs.get("segment_ids") is None:
             first = (inputs.of_jax(x) for x in args[:1])
             return function(*first, *args[1:], **kwargs)
-        given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
-        given |= given.pop("flax", {})
+        keywords: dict[str, Any] = signature.bind(*args, **kwargs).arguments
+        keywords |= keywords.pop("flax", {})
         if check is not None:
-            check(given)
-        ids = given.pop("segment_ids")
-        rows: Any = packed.packed(ids, given["query"], given["key"])
+            check(keywords)
+        ids = keywords.pop("segment_ids")
+        rows: Any = packed.documents(ids, keywords["query"], keywords["key"])
         sizes = rows.real.shape
-        masks = {"mask": packed.shown(_mask("mask", given, sizes), rows)}
+        masks = {"mask": packed.hide_padding(_mask("mask", keywords, sizes), rows)}
         if "query_mask" in signature.parameters:
-            sinks = _mask("query_mask", given, sizes)
-            masks["query_mask"] = packed.shown(sinks, rows)
+            sinks = _mask("query_mask", keywords, sizes)
+            masks["query_mask"] = packed.hide_padding(sinks, rows)
         arrays: dict[str, Any] = {}  # [B, T, ...]
         parameters: dict[str, Any] = {}  # others with a gradient
         fixed: dict[str, Any] = {}  # others without
         options: dict[str, Any] = {}
-        for name, x in given.items():
+        for name, x in keywords.items():
             if not isinstance(x, jax.Array | np.ndarray):
                 options[name] = x
             elif name in _BY_POSITION:
@@ -78,10 +78,12 @@ def documents_in_turn(
     return with_documents
 
 
-def _mask(name: str, given: dict[str, Any], sizes: tuple[int, ...]) -> jax.Array | None:
+def _mask(
+    name: str, keywords: dict[str, Any], sizes: tuple[int, ...]
+) -> jax.Array | None:
     batch, length = sizes
     reason = "each document of a packed row is a separate sequence"
-    return masking.padding_mask(given.pop(name, None), batch, length, name, reason)
+    return masking.padding_mask(keywords.pop(name, None), batch, length, name, reason)
 
 
 class _Place(NamedTuple):
@@ -89,28 +91,28 @@ class _Place(NamedTuple):
 
     there: jax.Array  # `[B, T]` indices: position i of the document, in the row
     back: jax.Array  # position i of the row, in the document
-    own: jax.Array  # which positions of the row belong to the document, boolean
+    inside: jax.Array  # which positions of the row belong to the document, boolean
     real: jax.Array  # which positions it fills when moved to the start, boolean
 
 
 def _place(label: jax.Array, number: jax.Array) -> _Place:
     length = label.shape[1]
     at = jnp.arange(length, dtype=jnp.int32)[None]
-    own = label == number
-    first = jnp.argmax(own, 1).astype(jnp.int32)[:, None]
+    inside = label == number
+    first = jnp.argmax(inside, 1).astype(jnp.int32)[:, None]
     return _Place(
         jnp.minimum(at + first, length - 1),
         jnp.maximum(at - first, 0),
-        own,
-        at < own.sum(1, dtype=jnp.int32)[:, None],
+        inside,
+        at < inside.sum(1, dtype=jnp.int32)[:, None],
     )
 
 
-def _taken(x: jax.Array, index: jax.Array, where: jax.Array) -> jax.Array:
+def _take(x: jax.Array, index: jax.Array, where: jax.Array) -> jax.Array:
     """`[B, T, ...]` in another order, zero except at ``where``."""
-    x = jnp.take_along_axis(x, inputs.aligned(index, x.ndim), 1)
+    x = jnp.take_along_axis(x, inputs.align(index, x.ndim), 1)
     # Typed, because masks are moved too, and a number would not stay boolean.
-    return jnp.where(inputs.aligned(where, x.ndim), x, jnp.zeros((), x.dtype))
+    return jnp.where(inputs.align(where, x.ndim), x, jnp.zeros((), x.dtype))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -121,36 +123,38 @@ def _in_turn(
 
     def turn(number: jax.Array, out: jax.Array) -> jax.Array:
         place = _place(label, number)
-        moved, shown = _moved(place, arrays), _moved(place, masks)
+        moved, shown = _move(place, arrays), _move(place, masks)
         made = alone(moved, shown, parameters, others)
-        return out + _taken(made, place.back, place.own)
+        return out + _take(made, place.back, place.inside)
 
     like = jax.eval_shape(alone, arrays, masks, parameters, others)
     start = jnp.zeros_like(like, device=like.sharding)
     return jax.lax.fori_loop(1, label.max() + 1, turn, start)
 
 
-def _forward(alone: Callable[..., jax.Array], *given: Any) -> tuple[jax.Array, tuple]:
-    return _in_turn(alone, *given), given
+def _forward(
+    alone: Callable[..., jax.Array], *arguments: Any
+) -> tuple[jax.Array, tuple]:
+    return _in_turn(alone, *arguments), arguments
 
 
 def _backward(
-    alone: Callable[..., jax.Array], given: tuple, of_out: jax.Array
+    alone: Callable[..., jax.Array], arguments: tuple, of_out: jax.Array
 ) -> tuple:
-    arrays, parameters, fixed = given
+    arrays, parameters, fixed = arguments
     label, masks, others = fixed
 
     def turn(number: jax.Array, slopes: tuple) -> tuple:
         place = _place(label, number)
-        shown = _moved(place, masks)
+        shown = _move(place, masks)
 
         def call(arrays: dict, parameters: dict) -> jax.Array:
             return alone(arrays, shown, parameters, others)
 
-        pull = jax.vjp(call, _moved(place, arrays), parameters)[1]
-        of_moved, of_parameters = pull(_taken(of_out, place.there, place.real))
-        of_arrays = jax.tree.map(lambda x: _taken(x, place.back, place.own), of_moved)
-        return jax.tree.map(_added, slopes, (of_arrays, of_parameters))
+        pull = jax.vjp(call, _move(place, arrays), parameters)[1]
+        of_moved, of_parameters = pull(_take(of_out, place.there, place.real))
+        of_arrays = jax.tree.map(lambda x: _take(x, place.back, place.inside), of_moved)
+        return jax.tree.map(_add, slopes, (of_arrays, of_parameters))
 
     # Every document adds to the slopes of the parameters.
     wide = jax.tree.map(lambda x: x.astype(inputs.accumulation_dtype(x)), parameters)
@@ -159,7 +163,7 @@ def _backward(
     return of_arrays, jax.tree.map(_like, of_wide, parameters), None
 
 
-def _added(total: jax.Array, part: jax.Array) -> jax.Array:
+def _add(total: jax.Array, part: jax.Array) -> jax.Array:
     return total + part.astype(total.dtype)
 
 
@@ -170,6 +174,6 @@ def _like(array: jax.Array, other: jax.Array) -> jax.Array:
 _in_turn.defvjp(_forward, _backward)
 
 
-def _moved(place: _Place, tree: Any) -> Any:
+def _move(place: _Place, tree: Any) -> Any:
     """Every array with the document's positions at the start, followed by zeros."""
-    return jax.tree.map(lambda x: _taken(x, place.there, place.real), tree)
+    return jax.tree.map(lambda x: _take(x, place.there, place.real), tree)

@@ -28,7 +28,7 @@ Size = int | set[int] | None
 
 
 @contextlib.contextmanager
-def asserted(name: str, needed: object, got: object) -> Iterator[None]:
+def chex_as_value_error(name: str, needed: object, got: object) -> Iterator[None]:
     """Turns chex's ``AssertionError`` into the library's ``ValueError``."""
     try:
         yield
@@ -48,7 +48,7 @@ def check_shape(name: str, array: Any, axes: str, *sizes: Size) -> None:
     if not hasattr(array, "shape"):
         raise expected(name, f"an array {layout(axes, *sizes)}", a_thing(array))
     shape = np.shape(array)
-    with asserted(name, layout(axes, *sizes), shape):
+    with chex_as_value_error(name, layout(axes, *sizes), shape):
         chex.assert_shape(jax.ShapeDtypeStruct(shape, bool), sizes)
 
 
@@ -74,7 +74,7 @@ def check_float(name: str, array: Any) -> None:
     if not hasattr(array, "dtype"):
         raise expected(name, "a floating array", f"{array!r}")
     dtype = jnp.result_type(array)
-    with asserted(name, "a floating dtype", dtype):
+    with chex_as_value_error(name, "a floating dtype", dtype):
         chex.assert_type(jax.ShapeDtypeStruct((), dtype), float)
 
 
@@ -112,14 +112,14 @@ def check_inputs(
     Args:
       query: `[B, T, N, H]`, floating.
       key: `[B, S, N, H]`, floating; the number of heads may also be a divisor of N.
-      value: `[B, S, N, Hv]`, or None if only the weights are wanted.
+      value: `[B, S, N, Hv]`, or None for weights alone.
       is_causal: if True, T must equal S.
     """
     check_flag("is_causal", is_causal)
-    given = {"query": (query, "B T N H"), "key": (key, "B S N H")}
+    arrays = {"query": (query, "B T N H"), "key": (key, "B S N H")}
     if value is not None:
-        given["value"] = value, "B S N Hv"
-    for name, (array, axes) in given.items():
+        arrays["value"] = value, "B S N Hv"
+    for name, (array, axes) in arrays.items():
         check_shape(name, array, axes, None, None, None, None)
         check_float(name, array)
         if 0 in array.shape:
@@ -131,14 +131,14 @@ def check_inputs(
     batch, length, heads, width = query.shape
     shared = {heads // part for part in range(1, heads + 1) if heads % part == 0}
 
-    def allowed(own: int) -> Size:  # A message names those only if this is none.
-        return own if own in shared else shared
+    def allow(count: int) -> Size:  # A message names those only if this is none.
+        return count if count in shared else shared
 
     positions = key.shape[1]
-    sizes = batch, positions, allowed(key.shape[2]), width
+    sizes = batch, positions, allow(key.shape[2]), width
     check_shape("key", key, "B S N H", *sizes)
     if value is not None:
-        sizes = batch, positions, allowed(value.shape[2]), None
+        sizes = batch, positions, allow(value.shape[2]), None
         check_shape("value", value, "B S N Hv", *sizes)
     if is_causal and length != key.shape[1]:
         raise expected(
@@ -235,9 +235,9 @@ def check_sizes(function: Callable[..., Any], sizes: Mapping[str, Any]) -> None:
 def _refuse_unknown(function: Callable[..., Any], names: Collection[str]) -> None:
     for name in sorted(names):
         parameters = inspect.signature(function).parameters.values()
-        own = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+        known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
         needed = f"a keyword of {function.__name__}"
-        raise expected(name, needed, f"an unknown one{did_you_mean(name, own)}")
+        raise expected(name, needed, f"an unknown one{did_you_mean(name, known)}")
 
 
 def refuse_decoding(
@@ -363,7 +363,7 @@ def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
-def aligned(array: jax.Array, rank: int) -> jax.Array:
+def align(array: jax.Array, rank: int) -> jax.Array:
     """Appends axes of size 1 up to a rank, to broadcast along the leading axes."""
     return array.reshape(*array.shape, *[1] * (rank - array.ndim))
 

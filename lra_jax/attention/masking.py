@@ -85,7 +85,7 @@ def pair_mask(
     return mask.reshape((1,) * (4 - len(aligned)) + aligned)
 
 
-def checked(
+def check_mask(
     name: str, mask: jax.Array | None, axes: str, *sizes: inputs.Size
 ) -> jax.Array | None:
     """Converts a mask with these axes to boolean; None remains None.

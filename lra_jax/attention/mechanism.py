@@ -43,7 +43,7 @@ class Mechanism:
     For a function from outside this package the capabilities are None: unknown.
 
     Attributes:
-      name: as given to ``--attention``.
+      name: as in ``--attention``.
       module: the module that holds its functions.
       causal: has an autoregressive form.
       cross: query and key may differ in length.
@@ -115,7 +115,7 @@ class Mechanism:
 
     @property
     def attention(self) -> Callable[..., Any]:
-        """``<name>_attention``, or the given function; imports it if necessary.
+        """``<name>_attention``, or the function of the entry; imports it if necessary.
 
         Raises:
           ValueError: there is none: it is a module, which only a layer can call.
@@ -134,11 +134,11 @@ class Mechanism:
         Raises:
           ValueError: it has none, like a function from outside that defines no weights.
         """
-        found = self.find_weights()
-        if found is None:
+        weights = self.find_weights()
+        if weights is None:
             needed = "a registered mechanism, or NAME_weights, for its dense weights"
             raise expected("attention", needed, f"{self.name!r}")
-        return found
+        return weights
 
     def find_weights(self) -> Callable[..., Any] | None:
         """Like ``weights``, but None if there is no such function."""
@@ -149,7 +149,7 @@ class Mechanism:
         return self._part("prefill")
 
     def _part(self, part: str) -> Callable[..., Any] | None:
-        """``<name>_part``, beside the given function if there is one."""
+        """``<name>_part``, beside the function of the entry if it has one."""
         if self.make is not None:
             return None
         if self.function is not None:

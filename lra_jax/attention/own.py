@@ -119,20 +119,20 @@ def load(spec: str) -> Any:
         module = path.removesuffix(".py").strip("./").replace("/", ".")
         needed = f"the name of a module, as in {f'{module}:{attribute}'!r}"
         raise expected("attention", needed, f"a file's, {path!r}")
-    found: Any = _import(path, spec)
+    thing: Any = _import(path, spec)
     for part in attribute.split("."):
         longer = f"{part}_attention"
-        if hasattr(found, longer) and not hasattr(found, part):
+        if hasattr(thing, longer) and not hasattr(thing, part):
             part = longer
-        if not hasattr(found, part) and not _imported(found, part, spec):
-            hint = did_you_mean(part, _offered(found, path))
+        if not hasattr(thing, part) and not _import_submodule(thing, part, spec):
+            hint = did_you_mean(part, _callables(thing, path))
             needed = f"{attribute!r} in the module {path!r}"
             raise expected("attention", needed, f"no attribute {part!r}{hint}")
-        found = getattr(found, part)
-    return found
+        thing = getattr(thing, part)
+    return thing
 
 
-def _imported(package: Any, part: str, spec: str) -> bool:
+def _import_submodule(package: Any, part: str, spec: str) -> bool:
     """Imports a submodule by name; returns whether the package has it."""
     if not isinstance(package, types.ModuleType):
         return False
@@ -154,7 +154,7 @@ def _import(name: str, spec: str) -> types.ModuleType:
         raise expected("attention", needed, got) from error
 
 
-def _offered(thing: Any, path: str) -> list[str]:
+def _callables(thing: Any, path: str) -> list[str]:
     """The names of the callables that a module or class itself defines."""
     return [
         name.removesuffix("_attention")

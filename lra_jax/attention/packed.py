@@ -92,7 +92,7 @@ class Packed:
         return self.starts & (self.number > 1)
 
 
-def packed(
+def documents(
     segment_ids: jax.Array | None, query: jax.Array, key: jax.Array
 ) -> Packed | None:
     """The documents of the rows of a self-attention; None = one per row.
@@ -115,7 +115,7 @@ def packed(
     return Packed(real, real & (ids != before))
 
 
-def shown(mask: jax.Array | None, documents: Packed | None) -> jax.Array | None:
+def hide_padding(mask: jax.Array | None, documents: Packed | None) -> jax.Array | None:
     """A padding mask `[B, T]` that also hides the documents' padding; None = all."""
     return mask if documents is None else masking.both(mask, documents.real)
 
@@ -164,9 +164,9 @@ def next_position(
     if documents is None:
         return ends if before is None else ends + before
     last = jnp.maximum(ends - 1, 0)[:, None]
-    own, number = (
+    position, number = (
         jnp.take_along_axis(x, last, 1)[:, 0]
         for x in (documents.position, documents.number)
     )
-    own = jnp.where(ends > 0, own + 1, 0)
-    return own if before is None else own + jnp.where(number <= 1, before, 0)
+    position = jnp.where(ends > 0, position + 1, 0)
+    return position if before is None else position + jnp.where(number <= 1, before, 0)

@@ -41,7 +41,7 @@ def resolve(spec: Any, argument: str = "attention") -> Mechanism:
       argument: names the spec in the error about an unknown name.
 
     Returns:
-      The mechanism. A function of this package, however it is given, resolves to its
+      The mechanism. A function of this package, however it is named, resolves to its
       registered mechanism; for any other the capabilities are None. The parameters of a
       function ``NAME_attention`` come from ``NAME_parameters`` in the same module, if
       there is one, and its dense form is ``NAME_weights``.
@@ -100,10 +100,10 @@ def spell(thing: Any) -> str:
     if isinstance(thing, types.ModuleType):
         return f"{thing.__name__}:{own.stem(thing)}"
     home, name = (getattr(thing, part, "") for part in ("__module__", "__qualname__"))
-    found: Any = sys.modules.get(home)
+    object_there: Any = sys.modules.get(home)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not thing:
+        object_there = getattr(object_there, part, None)
+    if object_there is not thing:
         needed = "an object that its module can find, or 'package.module:function'"
         raise expected("attention", needed, f"{mechanism.name!r}")
     return f"{home}:{name}"

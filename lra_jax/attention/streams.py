@@ -124,7 +124,7 @@ class Step(Protocol[AnyState]):
     ) -> tuple[jax.Array, AnyState]: ...
 
 
-def shapes_shown(self: Any) -> str:
+def show_shapes(self: Any) -> str:
     """The ``__repr__`` of a state: its arrays as dtypes and shapes.
 
     As in ``LinearState(sums=Sums(summary=float32[2, 2, 16, 16], ...), ...)``.
@@ -138,7 +138,7 @@ def _shape(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}" if known else repr(x)
 
 
-def checked(state: Any, empty: Any) -> Any:
+def check_sums(state: Any, empty: Any) -> Any:
     """Returns the state so far, or the empty one for None.
 
     Raises:
@@ -146,10 +146,10 @@ def checked(state: Any, empty: Any) -> Any:
     """
     if state is None:
         return empty
-    for name, given, example in zip(empty._fields, state, empty, strict=True):
+    for name, array, example in zip(empty._fields, state, empty, strict=True):
         words = f"{name} of shape {example.shape} for these inputs"
-        with inputs.asserted("state", words, jnp.shape(given)):
-            chex.assert_shape(given, example.shape)
+        with inputs.chex_as_value_error("state", words, jnp.shape(array)):
+            chex.assert_shape(array, example.shape)
     return state
 
 
@@ -218,7 +218,7 @@ def make_prefill(
         ]
     )
     words = {"attention": getattr(attention, "__name__", "")}
-    return _named(prefill, "prefill", attention, _PREFILL, signature, **words)
+    return _name_after(prefill, "prefill", attention, _PREFILL, signature, **words)
 
 
 def make_slice(
@@ -307,7 +307,7 @@ def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
 
     words = {"prefill": prefill.__name__}
     signature = _signature(init, prefill)
-    return _named(init, "init", prefill, _INIT, signature, **words)
+    return _name_after(init, "init", prefill, _INIT, signature, **words)
 
 
 def make_step(
@@ -335,11 +335,11 @@ def make_step(
         out, state = prefill(*arrays, *arguments, state=state, **options)
         return out[:, 0], state
 
-    own = f"; without the axis T: {', '.join(gates)}" if gates else ""
+    note = f"; without the axis T: {', '.join(gates)}" if gates else ""
     name = prefill.__name__
-    words = {"prefill": name, "init": name.replace("_prefill", "_init"), "gates": own}
+    words = {"prefill": name, "init": name.replace("_prefill", "_init"), "gates": note}
     signature = _signature(step, prefill)
-    return _named(step, "step", prefill, _STEP, signature, **words)
+    return _name_after(step, "step", prefill, _STEP, signature, **words)
 
 
 def _state_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
@@ -358,30 +358,33 @@ def _one_position(
     Raises:
       ValueError: an array does not have three axes.
     """
-    given = {
+    arrays = {
         "query": (query, "B N H"),
         "key": (key, "B N H"),
         "value": (value, "B N Hv"),
     }
-    for name, (array, axes) in given.items():
+    for name, (array, axes) in arrays.items():
         inputs.check_shape(name, array, axes, None, None, None)
     return query[:, None], key[:, None], value[:, None]
 
 
 def _signature(function: Any, prefill: Callable[..., Any]) -> inspect.Signature:
-    """A function's own parameters, then the options of the prefill as keywords."""
-    own = inspect.signature(function).parameters.values()
-    kept = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
-    taken = {p.name for p in kept} | _WHOLE
+    """The parameters of a function, then the options of the prefill as keywords."""
+    positional = [
+        p
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    taken = {p.name for p in positional} | _WHOLE
     options = [
         p.replace(kind=p.KEYWORD_ONLY)
         for p in inspect.signature(prefill).parameters.values()
         if p.name not in taken
     ]
-    return inspect.Signature(kept + options)
+    return inspect.Signature(positional + options)
 
 
-def _named(
+def _name_after(
     function: Any,
     part: str,
     source: Callable[..., Any],

@@ -165,7 +165,7 @@ def _gates(case: Case, mechanism: Any, options: dict[str, Any]) -> Arrays:
         width = () if gate.width == "one" else (case.head_dim,)
         key = jax.random.key(2 + number)
         drawn = jax.random.normal(key, (*shape, *width), jnp.dtype(case.dtype))
-        arrays[gate.name] = gates.activated(gate.activation, drawn)
+        arrays[gate.name] = gates.activate(gate.activation, drawn)
     return arrays
 
 

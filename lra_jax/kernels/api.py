@@ -109,7 +109,7 @@ def attend(
     if slopes is not None:
         shape = (query.shape[0], *slopes.shape)
         slopes = jnp.broadcast_to(slopes.astype(jnp.float32), shape)
-    return _compiled(
+    return _attend_jitted(
         spec,
         Inputs(
             query,
@@ -167,7 +167,7 @@ def attend_flow(
         extra_eps=options.extra_eps,
     )
     documents = arrays.documents
-    return _compiled(
+    return _attend_jitted(
         spec,
         Inputs(
             query,
@@ -213,7 +213,7 @@ def attend_recurrent(
         is_causal=is_causal, target=target[0], feature_map=phi, eps=eps
     )
     documents = arrays.documents
-    return _compiled(
+    return _attend_jitted(
         spec,
         arrays._replace(
             query=query,
@@ -328,7 +328,7 @@ _attend.defvjp(_forward, _backward)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _compiled(spec: AnySpec, arrays: Inputs) -> jax.Array:
+def _attend_jitted(spec: AnySpec, arrays: Inputs) -> jax.Array:
     return mesh.on_each_device(functools.partial(_attend, spec), arrays)
 
 

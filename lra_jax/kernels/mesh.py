@@ -49,9 +49,11 @@ def on_each_device(
     # Arrays pass with their heads side by side: of others, whose heads are split off
     # before this call and merged again inside, a TPU's compiler makes copies.
     def local(operands: Inputs) -> jax.Array:
-        return _merged(attend(_changed(operands, lambda x: _by_head(x, heads))))
+        return _merge_heads(
+            attend(_map_arrays(operands, lambda x: _split_heads(x, heads)))
+        )
 
-    return _by_head(by_sample(local, _changed(operands, _merged)), heads)
+    return _split_heads(by_sample(local, _map_arrays(operands, _merge_heads)), heads)
 
 
 def by_sample(function: Callable[..., Result], *arrays: Any) -> Result:
@@ -68,7 +70,7 @@ def by_sample(function: Callable[..., Result], *arrays: Any) -> Result:
     return jax.shard_map(function, in_specs=samples, out_specs=samples)(*arrays)
 
 
-def _changed(operands: Inputs, change: Callable[[jax.Array], jax.Array]) -> Inputs:
+def _map_arrays(operands: Inputs, change: Callable[[jax.Array], jax.Array]) -> Inputs:
     """The inputs with query, key and value in another form."""
     return operands._replace(
         query=change(operands.query),
@@ -77,11 +79,11 @@ def _changed(operands: Inputs, change: Callable[[jax.Array], jax.Array]) -> Inpu
     )
 
 
-def _merged(x: jax.Array) -> jax.Array:
+def _merge_heads(x: jax.Array) -> jax.Array:
     batch, length, heads, width = x.shape
     return x.reshape(batch, length, heads * width)
 
 
-def _by_head(x: jax.Array, heads: int) -> jax.Array:
+def _split_heads(x: jax.Array, heads: int) -> jax.Array:
     batch, length, width = x.shape
     return x.reshape(batch, length, heads, width // heads)

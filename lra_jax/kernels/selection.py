@@ -80,7 +80,7 @@ def choose(
     only_on_cpus |= mechanism == "flow" and is_causal
     if implementation == "pallas" and only_on_cpus:
         raise _nowhere(implementation, "its kernels are for CPUs ('native')")
-    interpret = _interpreted() if implementation == "pallas" else None
+    interpret = _interpreter() if implementation == "pallas" else None
     target = interpret or _own_target()
     if target != "cpu" and only_on_cpus:
         target = None
@@ -100,14 +100,14 @@ def choose(
     widths = (width, value.shape[-1])
     if arrays.documents is not None and target != "cpu" and refusal is None:
         refusal = "segment_ids", "None", "packed documents"
-    problem = refusal or _unsuited(target, (query, key, value), widths, chunking)
+    problem = refusal or _problem(target, (query, key, value), widths, chunking)
     if problem is not None:
         if not forced:
             return None
         name, supported, got = problem
         kernels = f"with implementation={implementation!r} on {target!r}"
         raise expected(name, supported, f"{got} {kernels}")
-    missing = _not_compiled() if target == "cpu" else None
+    missing = _compile_problem() if target == "cpu" else None
     if missing is None:
         return target, interpret is not None
     if forced:
@@ -131,7 +131,7 @@ def _nowhere(implementation: str, reason: str | None = None) -> ValueError:
     )
 
 
-def _not_compiled() -> str | None:
+def _compile_problem() -> str | None:
     """Why there are no kernels for the CPU; None = there are."""
     # Imported when needed: other devices have no use for it.
     from lra_jax.kernels.cpu import library
@@ -161,7 +161,7 @@ def _slower(
     return batch * heads * length < least
 
 
-def _unsuited(
+def _problem(
     target: str,
     arrays: tuple[Any, ...],
     widths: tuple[int, int],
@@ -200,7 +200,7 @@ def _own_target() -> str | None:
     return "gpu" if hopper else None
 
 
-def _interpreted() -> str | None:
+def _interpreter() -> str | None:
     target = os.environ.get(INTERPRET)
     return known(INTERPRET, target, TARGETS) if target else None
 

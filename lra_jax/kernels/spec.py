@@ -61,7 +61,7 @@ def plus(arrays: Iterable[jax.Array]) -> jax.Array:
 class Weighting:
     """The weights of linear attention, and what divides their sums.
 
-    ``out_i = sum_j w_ij v_j / bounded(sum_j w_ij)``, where
+    ``out_i = sum_j w_ij v_j / bound(sum_j w_ij)``, where
     ``w_ij = phi(q_i) . phi(k_j)`` times two optional factors.
 
     Attributes:
@@ -144,7 +144,7 @@ class Spec(Form):
             return "hopper.programs"
         return "tpu.causal" if self.is_causal else "tpu.product"
 
-    def bounded(self, den: jax.Array) -> jax.Array:
+    def bound(self, den: jax.Array) -> jax.Array:
         """The divisor of the numerators."""
         if self.denominator == "none":
             return jnp.ones_like(den)
@@ -156,7 +156,7 @@ class Spec(Form):
         return jnp.where(bounded == 0.0, 1.0, bounded)
 
     def passes(self, den: jax.Array) -> jax.Array:
-        """The derivative of `bounded`, 0 or 1."""
+        """The derivative of `bound`, 0 or 1."""
         if self.denominator == "none":
             return jnp.zeros_like(den)
         if self.denominator == "add":

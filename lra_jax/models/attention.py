@@ -11,7 +11,7 @@ from flax import nnx
 
 from lra_jax.attention import gates, packed
 from lra_jax.attention.inputs import check_shape, layout, match_heads
-from lra_jax.attention.masking import checked
+from lra_jax.attention.masking import check_mask
 from lra_jax.errors import a_thing, expected
 from lra_jax.models import stream
 from lra_jax.models.config import AttentionConfig, make_config
@@ -183,7 +183,10 @@ class MultiHeadAttention(nnx.Module):
                 keywords["max_length"] = max(inputs.shape[1], context.shape[1])
         mask = self._check_mask("mask", "B S", mask, context)
         query_mask = self._check_mask("query_mask", "B T", query_mask, inputs)
-        mask, query_mask = packed.shown(mask, rows), packed.shown(query_mask, rows)
+        mask, query_mask = (
+            packed.hide_padding(mask, rows),
+            packed.hide_padding(query_mask, rows),
+        )
         query, key, value = self._project(inputs, context, query_mask, mask, rows)
         arrays = self._masks(mask, query_mask)
         if segment_ids is not None:
@@ -395,7 +398,7 @@ class MultiHeadAttention(nnx.Module):
             problem = "where convolutions are over images"
         if problem is not None:
             raise expected("segment_ids", f"None {problem}", "an array")
-        return packed.packed(segment_ids, inputs, inputs)
+        return packed.documents(segment_ids, inputs, inputs)
 
     def _check_mask(
         self, name: str, axes: str, mask: Any, rows: jax.Array
@@ -404,7 +407,7 @@ class MultiHeadAttention(nnx.Module):
         batch, length, _ = rows.shape
         if np.ndim(mask) == 4 and mask.shape[1:3] == (1, 1):
             mask = mask.reshape(mask.shape[0], mask.shape[3])
-        return checked(name, mask, axes, {1, batch}, length)
+        return check_mask(name, mask, axes, {1, batch}, length)
 
     def _check_output(self, out: Any, *shape: int) -> None:
         """Mainly for a user's function: `[B, 1, N, Hv]` would broadcast."""
@@ -440,7 +443,7 @@ class MultiHeadAttention(nnx.Module):
             if name in self.convs:
                 out = self.convs[name](out, mask, label)
                 activation = "silu" if activation == "identity" else activation
-            out = gates.activated(activation, out)
+            out = gates.activate(activation, out)
         heads = self.num_heads if name == "query" else self.num_kv_heads
         return out.reshape(*out.shape[:-1], heads, width)
 

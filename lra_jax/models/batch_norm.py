@@ -8,7 +8,7 @@ from flax import nnx
 
 from lra_jax.attention import packed
 from lra_jax.attention.inputs import accumulation_dtype, check_shape
-from lra_jax.attention.masking import checked
+from lra_jax.attention.masking import check_mask
 from lra_jax.models.attention import Buffer
 from lra_jax.models.layers import at_positions
 
@@ -80,11 +80,13 @@ class BatchNorm(nnx.Module):
         """
         check_shape("inputs", inputs, "B T D", None, None, self.scale.shape[0])
         batch, length = inputs.shape[:2]
-        mask = checked("mask", mask, "B T", {1, batch}, length)
+        mask = check_mask("mask", mask, "B T", {1, batch}, length)
         x = inputs.astype(accumulation_dtype(inputs))
         mean, var = (a[...].astype(x.dtype) for a in (self.mean, self.var))
         if training:
-            real = packed.shown(mask, packed.packed(segment_ids, inputs, inputs))
+            real = packed.hide_padding(
+                mask, packed.documents(segment_ids, inputs, inputs)
+            )
             shown = jnp.ones((1, length), bool) if real is None else real
             shown = jnp.broadcast_to(shown, (batch, length))[:, :, None]
             x = jnp.where(shown, x, 0)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention.inputs import check_shape
-from lra_jax.attention.masking import checked
+from lra_jax.attention.masking import check_mask
 from lra_jax.errors import expected
 from lra_jax.models import stream
 from lra_jax.models.attention import MultiHeadAttention
@@ -78,7 +78,7 @@ def prefill(
     batch, length = tokens.shape
     if not length:
         raise expected("tokens", "at least one position", f"shape {tokens.shape}")
-    mask = checked("mask", mask, "B T", batch, length)
+    mask = check_mask("mask", mask, "B T", batch, length)
     counts = jnp.full((batch,), length) if mask is None else mask.sum(1)
     if mask is not None:
         _check_prompts(mask)

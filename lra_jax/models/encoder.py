@@ -9,7 +9,7 @@ from flax import nnx
 
 from lra_jax.attention import packed
 from lra_jax.attention.inputs import check_shape, check_size
-from lra_jax.attention.masking import checked
+from lra_jax.attention.masking import check_mask
 from lra_jax.errors import expected
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import BatchNorm
@@ -254,7 +254,7 @@ class TransformerEncoder(nnx.Module):
         if length > config.max_length:
             needed = f"[B, T] with T <= max_length={config.max_length}"
             raise expected("tokens", needed, tokens.shape)
-        mask = checked("mask", mask, "B T", {1, batch}, length)
+        mask = check_mask("mask", mask, "B T", {1, batch}, length)
         if hidden is not None:
             self._check_hidden(hidden, tokens)
         documents = self._documents(tokens, segment_ids)
@@ -278,7 +278,7 @@ class TransformerEncoder(nnx.Module):
         hidden: jax.Array | None = None,
     ) -> jax.Array:
         """A call with checked arguments, and tokens where they are."""
-        mask = packed.shown(mask, documents)
+        mask = packed.hide_padding(mask, documents)
         x, mask = self._embed(tokens, mask, documents, hidden)
         x = self.dropout(x, rngs)
         shares = self.config.shares_parameters
@@ -342,7 +342,7 @@ class TransformerEncoder(nnx.Module):
         if self.cls is not None or in_grid:
             one = "a class vector" if self.cls is not None else "positions in a grid"
             raise expected("segment_ids", f"None with {one}", "an array")
-        return packed.packed(segment_ids, tokens, tokens)
+        return packed.documents(segment_ids, tokens, tokens)
 
 
 def make_block(config: EncoderConfig, index: int, rngs: nnx.Rngs) -> EncoderBlock:

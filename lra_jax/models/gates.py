@@ -57,7 +57,7 @@ class GateLayer(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[B, T, D]` to `[B, T, N, W]`, or `[B, T, N]` for a gate of one column."""
         x = x if self.inner is None else self.inner(x)
-        x = gates.activated(self.activation, self.outer(x))
+        x = gates.activate(self.activation, self.outer(x))
         return x.reshape(*x.shape[:-1], *self.shape)
 
 

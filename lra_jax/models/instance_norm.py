@@ -8,7 +8,7 @@ from flax import nnx
 
 from lra_jax.attention import packed
 from lra_jax.attention.inputs import accumulation_dtype, check_shape
-from lra_jax.attention.masking import checked
+from lra_jax.attention.masking import check_mask
 
 
 class InstanceNorm(nnx.Module):
@@ -64,9 +64,9 @@ class InstanceNorm(nnx.Module):
         """
         check_shape("inputs", inputs, "B T D", None, None, self.scale.shape[0])
         batch, length = inputs.shape[:2]
-        mask = checked("mask", mask, "B T", {1, batch}, length)
-        documents = packed.packed(segment_ids, inputs, inputs)
-        mask = packed.shown(mask, documents)
+        mask = check_mask("mask", mask, "B T", {1, batch}, length)
+        documents = packed.documents(segment_ids, inputs, inputs)
+        mask = packed.hide_padding(mask, documents)
         x = inputs.astype(accumulation_dtype(inputs))
         shown = jnp.ones((1, length), bool) if mask is None else mask
         real = jnp.broadcast_to(shown, (batch, length))[:, :, None]

@@ -272,4 +272,4 @@ def rotate(
         fill = {"mode": "fill", "fill_value": jnp.nan}
         angles = [table.at[positions].get(**fill)[:, :, None] for table in tables]
     cos, sin = angles
-    return rotations.turned(x.astype(dtype), (cos, sin)).astype(x.dtype)
+    return rotations.rotate(x.astype(dtype), (cos, sin)).astype(x.dtype)

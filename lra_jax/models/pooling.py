@@ -128,7 +128,7 @@ class PooledEncoder(nnx.Module):
             if mask is not None and config.patch > 1:
                 mask = any_real(mask, config.grid, config.patch)
             return self._pooled(encoded, mask, self._start(encoded, mask))
-        label: Any = packed.packed(segment_ids, tokens, tokens)
+        label: Any = packed.documents(segment_ids, tokens, tokens)
         count = _most_documents(documents, label.label)
         encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
         encoded = encoded.astype(jnp.float32)

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 from lra_jax.attention.inputs import check_eps, check_shape, check_size
-from lra_jax.attention.masking import checked
+from lra_jax.attention.masking import check_mask
 from lra_jax.attention.registry import resolve
 from lra_jax.errors import expected, known, reason, renamed, within
 from lra_jax.files import expand_home, parse_json, read_bytes, read_json
@@ -228,7 +228,7 @@ class PretrainedEncoder(nnx.Module):
         if length > config.max_length:
             requirement = f"[B, T] with T <= {config.max_length}"
             raise expected("tokens", requirement, tokens.shape)
-        mask = checked("mask", mask, "B T", {1, batch}, length)
+        mask = check_mask("mask", mask, "B T", {1, batch}, length)
         if token_types is not None:
             self._check_types(token_types, batch, length)
         if mask is None:

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention.inputs import check_shape, check_size
-from lra_jax.attention.masking import checked, next_position
+from lra_jax.attention.masking import check_mask, next_position
 from lra_jax.attention.registry import Mechanism, accepted_keywords
-from lra_jax.attention.streams import shapes_shown
+from lra_jax.attention.streams import show_shapes
 from lra_jax.errors import expected
 from lra_jax.models.config import AttentionConfig
 from lra_jax.models.inputs import known_values
@@ -36,7 +36,7 @@ class LayerState(NamedTuple):
     real: jax.Array | None  # [B, short_conv - 1]
     position: jax.Array  # of the next input, [B] int32
 
-    __repr__ = shapes_shown
+    __repr__ = show_shapes
 
 
 class Layer(Protocol):
@@ -106,7 +106,7 @@ def prefill(
     batch, length, _ = inputs.shape
     if not length:
         raise expected("inputs", "at least one position", f"shape {inputs.shape}")
-    mask = checked("mask", mask, "B T", batch, length)
+    mask = check_mask("mask", mask, "B T", batch, length)
     if mask is not None:
         _check_side(layer, mask)
     seen = jnp.ones((batch, length), bool) if mask is None else mask

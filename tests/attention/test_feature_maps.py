@@ -70,7 +70,7 @@ def test_derivatives_of_norms(norm: str, eps: float) -> None:
         return jnp.sin((x - centre) / jnp.sqrt(squares + eps))
 
     def ours(x: jax.Array) -> jax.Array:
-        return jnp.sin(feature_maps.normalised(x, norm, (1,), eps))
+        return jnp.sin(feature_maps.normalise(x, norm, (1,), eps))
 
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5)))

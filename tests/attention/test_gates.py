@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra_jax.attention.gates import ACTIVATIONS, activated
+from lra_jax.attention.gates import ACTIVATIONS, activate
 
 X = np.linspace(-9, 9, 19)
 FORMULAS = {
@@ -24,9 +24,9 @@ def test_every_activation_has_a_formula() -> None:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_activations(name: str) -> None:
-    found = activated(name, jnp.asarray(X, jnp.float32))
+    found = activate(name, jnp.asarray(X, jnp.float32))
     np.testing.assert_allclose(found, FORMULAS[name], rtol=1e-5)
-    half = activated(name, jnp.asarray(X, jnp.bfloat16))
+    half = activate(name, jnp.asarray(X, jnp.bfloat16))
     assert half.dtype == jnp.bfloat16
     # Rounded once, at the end.
     np.testing.assert_allclose(half.astype("float32"), FORMULAS[name], rtol=2**-8)

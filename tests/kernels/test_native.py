@@ -580,7 +580,7 @@ def test_a_damaged_library_is_replaced(tmp_path: Path) -> None:
 
     The compiler is one that needs no ten seconds: it copies what was made before.
     """
-    made = library._compiled()
+    made = library._compile()
     compiler = tmp_path / "c++"
     compiler.write_text(f"""#!/bin/sh
 if [ "$1" = --version ]; then echo 1; exit; fi

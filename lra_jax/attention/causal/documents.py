@@ -39,7 +39,7 @@ class Documents(NamedTuple):
         return self.number[..., -1] == 0
 
 
-def numbered(starts: jax.Array) -> Documents:
+def number_starts(starts: jax.Array) -> Documents:
     """The documents of chunks; ``starts`` marks their starts, `[1 or B, 1, P, C]`."""
     return Documents(jnp.cumsum(starts, -1, dtype=jnp.int32))
 
@@ -54,12 +54,12 @@ def visible(size: int, documents: Documents | None) -> jax.Array | np.ndarray:
 
 def readers(x: jax.Array, documents: Documents | None) -> jax.Array:
     """`[B, N, P, C, ...]`, zero at positions that do not see the state before."""
-    return x if documents is None else _kept(x, documents.reads)
+    return x if documents is None else _keep(x, documents.reads)
 
 
 def stayers(x: jax.Array, documents: Documents | None) -> jax.Array:
     """`[B, N, P, C, ...]`, zero at positions that do not enter the state after."""
-    return x if documents is None else _kept(x, documents.stays)
+    return x if documents is None else _keep(x, documents.stays)
 
 
 def decay(
@@ -75,8 +75,8 @@ def decay(
     if documents is None:
         return fade
     fade = jnp.zeros((1, 1, 1), dtype) if fade is None else fade
-    return jnp.where(inputs.aligned(documents.passes, fade.ndim), fade, -jnp.inf)
+    return jnp.where(inputs.align(documents.passes, fade.ndim), fade, -jnp.inf)
 
 
-def _kept(x: jax.Array, where: jax.Array) -> jax.Array:
-    return jnp.where(inputs.aligned(where, x.ndim), x, 0)
+def _keep(x: jax.Array, where: jax.Array) -> jax.Array:
+    return jnp.where(inputs.align(where, x.ndim), x, 0)

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import inputs
-from lra_jax.attention.causal.documents import Documents, numbered
+from lra_jax.attention.causal.documents import Documents, number_starts
 from lra_jax.attention.causal.prefix import Tree
 from lra_jax.errors import expected
 
@@ -317,7 +317,7 @@ def _features(
     features = call.form.prepare(call.form.options, arrays, tables)
     by_row = jax.tree.map(lambda x: x[:, None], (tables.extra, tables.resets))
     extra, resets = call.cut.split(by_row)
-    rows = None if resets is None else numbered(resets)
+    rows = None if resets is None else number_starts(resets)
     return call.cut.split(features), extra, rows
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 _UNIT = 1 / 64
 
 
-def bounded(log_decay: jax.Array) -> jax.Array:
+def bound(log_decay: jax.Array) -> jax.Array:
     """The logarithms of decays, none below that of the smallest normal number.
 
     A much lower one would round those that follow away in a sum, and -inf would make it
@@ -49,11 +49,11 @@ class Fade(NamedTuple):
         return (self.coarse - other.coarse) + (self.fine - other.fine)
 
 
-def summed(log_decay: jax.Array, so_far: Callable[[jax.Array], jax.Array]) -> Fade:
+def accumulate(log_decay: jax.Array, so_far: Callable[[jax.Array], jax.Array]) -> Fade:
     """The sums up to each position.
 
     Args:
-      log_decay: logarithms of decays, from `bounded`.
+      log_decay: logarithms of decays, from `bound`.
       so_far: sums along the positions of a chunk.
     """
     coarse = jnp.round(log_decay / _UNIT) * _UNIT

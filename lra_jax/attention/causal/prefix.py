@@ -36,50 +36,50 @@ def prefix(
     chunks = jax.tree.leaves(updates)[0].shape[2]
     if chunks == 1:
         before = jax.tree.map(lambda x: x[:, :, None], start)
-        kept = before if decay is None else _scaled(before, jnp.exp(decay))
+        kept = before if decay is None else _scale(before, jnp.exp(decay))
         after = jax.tree.map(lambda x, update: (x + update).squeeze(2), kept, updates)
         return before, after
     # Row p is the state before chunk p; the last row is the final state.
     if chunks > _FEW:
-        rows = _scanned(start, updates, decay)
+        rows = _scan(start, updates, decay)
         before = jax.tree.map(lambda x: x[:, :, :-1], rows)
         return before, jax.tree.map(lambda x: x[:, :, -1], rows)
     rows = [start]
     for chunk in range(chunks):
         kept = rows[-1]
         if decay is not None:
-            kept = _scaled(kept, jnp.exp(decay[:, :, chunk]))
+            kept = _scale(kept, jnp.exp(decay[:, :, chunk]))
         update = jax.tree.map(lambda x, place=chunk: x[:, :, place], updates)
-        rows.append(_added(kept, update))
+        rows.append(_add(kept, update))
     before = jax.tree.map(lambda *each: jnp.stack(each, 2), *rows[:-1])
     return before, rows[-1]
 
 
-def _scaled(tree: Tree, factors: jax.Array) -> Tree:
+def _scale(tree: Tree, factors: jax.Array) -> Tree:
     """Multiplies `[B, N, ...]` by factors for its leading axes."""
-    return jax.tree.map(lambda x: x * inputs.aligned(factors, x.ndim), tree)
+    return jax.tree.map(lambda x: x * inputs.align(factors, x.ndim), tree)
 
 
-def _scanned(start: Tree, updates: Tree, decay: jax.Array | None) -> Tree:
+def _scan(start: Tree, updates: Tree, decay: jax.Array | None) -> Tree:
     rows = jax.tree.map(
         lambda first, x: jnp.concatenate([first[:, :, None], x], 2), start, updates
     )
     if decay is None:
-        return jax.lax.associative_scan(_added, rows, axis=2)
+        return jax.lax.associative_scan(_add, rows, axis=2)
 
     def combine(earlier: tuple, later: tuple) -> tuple:
         (early, past), (late, present) = earlier, later
-        return early + late, _added(_scaled(past, jnp.exp(late)), present)
+        return early + late, _add(_scale(past, jnp.exp(late)), present)
 
     decay = jnp.concatenate([jnp.zeros_like(decay[:, :, :1]), decay], 2)
     return jax.lax.associative_scan(combine, (decay, rows), axis=2)[1]
 
 
-def _added(one: Tree, two: Tree) -> Tree:
+def _add(one: Tree, two: Tree) -> Tree:
     return jax.tree.map(jnp.add, one, two)
 
 
-def decayed(exponent: jax.Array, visible: jax.Array | np.ndarray) -> jax.Array:
+def exp_visible(exponent: jax.Array, visible: jax.Array | np.ndarray) -> jax.Array:
     """``exp(exponent)`` where visible, else 0; hidden exponents may be large."""
     return jnp.where(visible, jnp.exp(jnp.where(visible, exponent, 0)), 0)
 
@@ -89,7 +89,7 @@ def triangle(size: int) -> np.ndarray:
     return np.tri(size, dtype=bool)[None, None, None]
 
 
-def hidden(pairs: jax.Array, visible: np.ndarray | jax.Array) -> jax.Array:
+def hide_pairs(pairs: jax.Array, visible: np.ndarray | jax.Array) -> jax.Array:
     """Pairs `[B, N, P, C, C]` where visible, else 0."""
     return jnp.where(visible, pairs, 0)
 

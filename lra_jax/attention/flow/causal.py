@@ -33,7 +33,7 @@ import numpy as np
 from lra_jax.attention import feature_maps, inputs, streams
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import decayed, hidden, prefix, so_far
+from lra_jax.attention.causal.prefix import exp_visible, hide_pairs, prefix, so_far
 from lra_jax.errors import expected, known
 
 # Up to this clip the competition sums plain exponentials: float32 can hold the square
@@ -64,7 +64,7 @@ class Options(NamedTuple):
         return small or not self.competition
 
     @property
-    def bounded(self) -> bool:
+    def is_bounded(self) -> bool:
         """Whether features are at most 1, so that their unit is 1, see `unit_of`."""
         return self.feature_map == "sigmoid"
 
@@ -106,9 +106,9 @@ class FlowSums(NamedTuple):
     total: jax.Array  # sum of exp(O' - largest), [B, N]
     summary: jax.Array  # sum of phi(k) c v^T, [B, N, M, Hv]
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
-    def counted(self, unit: jax.Array | float) -> "FlowSums":
+    def in_unit(self, unit: jax.Array | float) -> "FlowSums":
         """The sums for features in another unit, see `unit_of`."""
         if not isinstance(unit, jax.Array):
             return self
@@ -129,7 +129,7 @@ class FlowState(NamedTuple):
     sources: jax.Array  # real keys so far, [B] int32
     sinks: jax.Array  # real queries so far, [B] int32
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 class Tables(NamedTuple):
@@ -184,7 +184,7 @@ def along(unit: jax.Array | float, x: jax.Array) -> jax.Array | float:
     """A unit with the axes of x, `[B, ...]`."""
     if not isinstance(unit, jax.Array):
         return unit
-    return inputs.aligned(unit, x.ndim)
+    return inputs.align(unit, x.ndim)
 
 
 def segment(
@@ -251,7 +251,10 @@ def _terms(
     sinks, sources = jnp.maximum(tables.sinks, 1), jnp.maximum(tables.sources, 1)
     scores = product("bnpim,bnpjm->bnpij", query, key)
     visible = documents.visible(scores.shape[-1], rows)
-    earlier, later = hidden(scores, visible), hidden(scores, visible.swapaxes(-1, -2))
+    earlier, later = (
+        hide_pairs(scores, visible),
+        hide_pairs(scores, visible.swapaxes(-1, -2)),
+    )
     last_key, last_query = (documents.stayers(x, rows) for x in (key, query))
 
     def sums_before(
@@ -290,7 +293,7 @@ def _terms(
         conserved_sink,
         conserved_source,
         competition,
-        allocated(options, conserved_sink),
+        allocation(options, conserved_sink),
     )
     return (
         earlier,
@@ -363,13 +366,13 @@ def _compete(
     sources = jnp.maximum(tables.sources, 1)
     if not options.competition:
         return no_competition(conserved_source, tables.visible), largest, total
-    logits = clipped(options, conserved_source)
+    logits = clip_outgoing(options, conserved_source)
     if not options.sums_as_is:
         shares, largest, total = _shares(logits, tables.visible, largest, total, rows)
         return shares * sources, largest, total
     # Logits are at most `SMALL_CLIP`, but the state may come from a larger clip.
     start = total * jnp.exp(jnp.minimum(largest, SMALL_CLIP))
-    weights = decayed(logits, tables.visible)
+    weights = exp_visible(logits, tables.visible)
     ends = documents.stayers(weights, rows).sum(-1)
     before, total = prefix(start, ends, documents.decay(None, rows, weights.dtype))
     sums = _so_far(weights, rows)
@@ -394,9 +397,9 @@ def _shares(
     seen = documents.visible(logits.shape[-1], rows) & visible[..., None, :]
     # The maximum needs no gradient: the shares do not depend on it.
     columns = jax.lax.stop_gradient(logits)[..., None, :]
-    own = jnp.where(seen, columns, lowest).max(-1)
-    excess = feature_maps.below(logits[..., None, :], own[..., None])
-    within = own, decayed(excess, seen).sum(-1)
+    largest_seen = jnp.where(seen, columns, lowest).max(-1)
+    excess = feature_maps.below(logits[..., None, :], largest_seen[..., None])
+    within = largest_seen, exp_visible(excess, seen).sum(-1)
     ends = (
         jnp.concatenate([first[..., None], x[..., -1]], 2)
         for first, x in zip((largest, total), within, strict=True)
@@ -406,9 +409,9 @@ def _shares(
     if rows is not None:
         before = jnp.where(rows.reads, before, lowest)
         past = jnp.where(rows.reads, past, 0)
-    highest, sums = _merged((before, past), within)
+    highest, sums = _merge((before, past), within)
     excess = feature_maps.below(logits, highest)
-    shares = feature_maps.over(decayed(excess, visible), sums)
+    shares = feature_maps.over(exp_visible(excess, visible), sums)
     return shares, largest[..., -1], total[..., -1]
 
 
@@ -417,11 +420,11 @@ def _merged_so_far(
 ) -> tuple[jax.Array, ...]:
     """Merges `[B, N, 1 + P]` along the chunks, afresh where a document starts."""
     if rows is None:
-        return jax.lax.associative_scan(_merged, ends, axis=2)
+        return jax.lax.associative_scan(_merge, ends, axis=2)
     new = jnp.pad(~rows.passes, [(0, 0), (0, 0), (1, 0)])
 
     def later(one: tuple, two: tuple) -> tuple:
-        both = _merged((one[1], one[2]), (two[1], two[2]))
+        both = _merge((one[1], one[2]), (two[1], two[2]))
         kept = (jnp.where(two[0], b, x) for b, x in zip(two[1:], both, strict=True))
         return one[0] | two[0], *kept
 
@@ -429,17 +432,17 @@ def _merged_so_far(
     return jax.lax.associative_scan(later, (new, *ends), axis=2)[1:]
 
 
-def _merged(
+def _merge(
     one: tuple[jax.Array, jax.Array], two: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     largest = jnp.maximum(one[0], two[0])
     first, second = (
-        total * jnp.exp(feature_maps.below(own, largest)) for own, total in (one, two)
+        total * jnp.exp(feature_maps.below(top, largest)) for top, total in (one, two)
     )
     return largest, first + second
 
 
-def clipped(options: Options, logits: jax.Array) -> jax.Array:
+def clip_outgoing(options: Options, logits: jax.Array) -> jax.Array:
     """The conserved outgoing flow as it enters the competition."""
     return logits if options.clip is None else feature_maps.clamp(logits, options.clip)
 
@@ -449,7 +452,7 @@ def no_competition(logits: jax.Array, visible: jax.Array | np.ndarray) -> jax.Ar
     return jnp.where(visible, jnp.ones_like(logits), jnp.zeros_like(logits))
 
 
-def allocated(options: Options, conserved_sink: jax.Array) -> jax.Array:
+def allocation(options: Options, conserved_sink: jax.Array) -> jax.Array:
     """a, from the conserved incoming flow."""
     if not options.allocation:
         return jnp.ones_like(conserved_sink)

@@ -258,14 +258,14 @@ def _causal(
     """The causal form's output, or its terms `[B, T, N]`, and the state after."""
     batch, length = call.query.shape[:2]
     dtype, masks = options.dtype, (call.mask, call.query_mask)
-    query, key, phi = feature_maps.given(
+    query, key, phi = feature_maps.apply_custom(
         call.query, call.key, options.feature_map, dtype, *masks
     )
     arrays = engine.Arrays(query, key, call.value)
     start = causal.no_flow(arrays, key.shape[-1], dtype)
     before = None, None
     if call.state is not None:
-        start = streams.checked(call.state.sums, start)
+        start = streams.check_sums(call.state.sums, start)
         before = call.state.sources, call.state.sinks
     sources, sinks = (
         _counts(mask, count, length, call.rows)
@@ -275,22 +275,22 @@ def _causal(
     tables = causal.Tables(sinks.astype(dtype), sources.astype(dtype), visible)
     options = options._replace(feature_map=phi)
     unit = 1.0
-    if not options.bounded:
+    if not options.is_bounded:
         unit = causal.unit_of(feature_maps.features(query, key, phi, dtype, *masks))
         tables = tables._replace(unit=jnp.broadcast_to(unit[:, None], (batch, length)))
-    form = engine.Form(feature_maps.prepared, causal.segment, options, _as_it_is)
+    form = engine.Form(feature_maps.prepare, causal.segment, options, _as_it_is)
     if as_terms:
-        form = engine.Form(feature_maps.prepared, causal.terms_segment, options)
+        form = engine.Form(feature_maps.prepare, causal.terms_segment, options)
     out, sums = engine.run(
         form,
-        start.counted(unit),
+        start.in_unit(unit),
         arrays,
         call.tables(tables),
         chunking=call.chunking,
         dtype=dtype if as_terms else call.query.dtype,
     )
     ends = (jnp.broadcast_to(x[:, -1], (batch,)) for x in (sources, sinks))
-    return out, FlowState(sums.counted(1 / unit), *ends)
+    return out, FlowState(sums.in_unit(1 / unit), *ends)
 
 
 def _as_it_is(options: Options, factor: jax.Array) -> jax.Array:

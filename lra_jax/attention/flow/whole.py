@@ -13,7 +13,7 @@ import numpy as np
 from lra_jax import kernels
 from lra_jax.attention import feature_maps, masking
 from lra_jax.attention.call import Call
-from lra_jax.attention.causal.prefix import decayed
+from lra_jax.attention.causal.prefix import exp_visible
 from lra_jax.attention.flow import causal
 from lra_jax.attention.flow.causal import FlowTerms, Options, along
 from lra_jax.attention.linear import core
@@ -65,7 +65,7 @@ def features_of(
         call.mask,
         call.query_mask,
     )
-    unit = 1.0 if options.bounded else causal.unit_of(made, call.axis)
+    unit = 1.0 if options.is_bounded else causal.unit_of(made, call.axis)
     one, two = (x / along(unit, x) for x in made)
     return (one, two), unit
 
@@ -124,7 +124,7 @@ def terms_of(
         conserved_sink=conserved_sink,
         conserved_source=conserved_source,
         competition=_compete(call, options, conserved_source, sources),
-        allocation=causal.allocated(options, conserved_sink * (sinks / sources)),
+        allocation=causal.allocation(options, conserved_sink * (sinks / sources)),
     )
 
 
@@ -136,7 +136,7 @@ def _compete(
     visible = np.ones((1, 1, 1), bool) if mask is None else mask[:, None, :]
     if not options.competition:
         return causal.no_competition(conserved_source, visible)
-    logits = causal.clipped(options, conserved_source)
+    logits = causal.clip_outgoing(options, conserved_source)
     if options.competition_axis == "heads":
         return feature_maps.softmax(logits, 1) * sources
     if not options.sums_as_is:
@@ -149,7 +149,7 @@ def _compete(
             largest = largest if axis is None else jax.lax.pmax(largest, axis)
             largest = largest[..., None]
         logits = feature_maps.below(logits, largest)
-    weights = decayed(logits, visible)
+    weights = exp_visible(logits, visible)
     if rows is not None:
         total = rows.over(jax.ops.segment_sum, weights, 2)
     else:

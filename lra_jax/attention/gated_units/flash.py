@@ -111,9 +111,9 @@ def flash_attention(
     weights = jnp.where(visible, activate(scores), 0)
     out = product("bnpcd,bnpdv->bnpcv", weights, value)
     summary = product("bnpch,bnpcv->bnphv", far_key, value)
-    summary = _gathered(summary, real, is_causal, length)
+    summary = _gather(summary, real, is_causal, length)
     out = out + product("bnpch,bnphv->bnpcv", far, summary)
-    return gated.gated(key_sets.paste(out, rows), gate, whole).astype(query.dtype)
+    return gated.apply_gate(key_sets.paste(out, rows), gate, whole).astype(query.dtype)
 
 
 flash_weights = dense.weights_of(
@@ -155,7 +155,7 @@ def _visible(real: jax.Array, is_causal: bool) -> jax.Array:
     return visible
 
 
-def _gathered(
+def _gather(
     summary: jax.Array, real: jax.Array, is_causal: bool, divisor: int | None
 ) -> jax.Array:
     """S / m for each chunk, `[B, N, P or 1, H, Hv]`, from the sums of single chunks."""

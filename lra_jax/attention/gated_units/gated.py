@@ -123,7 +123,9 @@ def check(
         inputs.check_size("length", length)
 
 
-def gated(out: jax.Array, gate: jax.Array | None, whole: jax.Array | None) -> jax.Array:
+def apply_gate(
+    out: jax.Array, gate: jax.Array | None, whole: jax.Array | None
+) -> jax.Array:
     """``gate * out``, `[B, T, N, Hv]`; rows with a broken gate or query are NaN.
 
     Args:
@@ -183,7 +185,7 @@ def shared_heads(
             x = x * scale.astype(dtype)[index, None, :, None]
         if offset is not None:
             x = x + offset.astype(dtype)[index, None, :, None]
-        x = x if angles is None else rotary.turned(x, angles)
+        x = x if angles is None else rotary.rotate(x, angles)
         made.append(masking.hide_by_head(x, mask) if 2 * index >= count else x)
     return made, whole
 

@@ -103,7 +103,7 @@ def gau_attention(
     weights = jnp.where(visible, activate(scores), 0)
     value = masking.by_head(value, num_heads, mask, dtype)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
-    return gated.gated(out, gate, whole).astype(query.dtype)
+    return gated.apply_gate(out, gate, whole).astype(query.dtype)
 
 
 gau_weights = dense.weights_of(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention.causal.prefix import hidden, prefix
+from lra_jax.attention.causal.prefix import hide_pairs, prefix
 from lra_jax.attention.linear.sums import Sums, key_sums, row_sums
 from lra_jax.attention.softmax.key_sets import cut
 
@@ -55,14 +55,14 @@ def both_sides(
         return jnp.einsum(words, *arrays, precision=precision)
 
     scores = product("bnpim,bnpjm->bnpij", query, key)
-    scores = hidden(scores, number[..., :, None] == number[..., None, :])
+    scores = hide_pairs(scores, number[..., :, None] == number[..., None, :])
     out, total = product("bnpij,bnpjv->bnpiv", scores, value), row_sums(scores)
     for side, start, backward in (
         (_from_the_left(number), before, False),
         (_from_the_right(number), after, True),
     ):
-        given = jnp.where(side.gives[..., None], key, 0)
-        sums = Sums(product("bnpjm,bnpjv->bnpmv", given, value), key_sums(given))
+        visible = jnp.where(side.gives[..., None], key, 0)
+        sums = Sums(product("bnpjm,bnpjv->bnpmv", visible, value), key_sums(visible))
         # A chunk passes on its incoming sum if one document is open at both edges.
         passes = (side.reads & side.gives).any(-1)
         fade = jnp.where(passes, 0.0, -jnp.inf).astype(key.dtype)

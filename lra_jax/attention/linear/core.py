@@ -1,6 +1,6 @@
 """The core of linear attention: products of features, summed over keys.
 
-``out_i = sum_j w_ij v_j / bounded(sum_j w_ij)`` with ``w_ij = phi(q_i) . phi(k_j)``,
+``out_i = sum_j w_ij v_j / bound(sum_j w_ij)`` with ``w_ij = phi(q_i) . phi(k_j)``,
 for some mechanisms times ``exp(-slope |i - j|)``. A mechanism says what phi is, which
 may depend on the position, and how the sum is bounded (`Kernel`). Here are the ways to
 compute it, all linear in the length:
@@ -32,7 +32,7 @@ from lra_jax.attention.call import Call
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import decayed, hidden, prefix, so_far
+from lra_jax.attention.causal.prefix import exp_visible, hide_pairs, prefix, so_far
 from lra_jax.attention.linear.both_sides import both_sides
 from lra_jax.attention.linear.sums import Sums, key_sums, row_sums
 from lra_jax.attention.sharded import exchange
@@ -45,7 +45,7 @@ class LinearState(NamedTuple):
     sums: Sums  # [B, N, M, Hv] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ class _Options(NamedTuple):
 
         The ``prepare`` of an `engine.Form`: heads first, zero where hidden.
         """
-        query, key, value = feature_maps.prepared(self, arrays, tables)
+        query, key, value = feature_maps.prepare(self, arrays, tables)
         query, key = (self.turn(x, tables.extra) for x in (query, key))
         if arrays.log_decay is None:
             return query, key, value
@@ -200,11 +200,11 @@ class _Options(NamedTuple):
         if log_decay:
             fade = so_far(log_decay[0])
             end = fade[..., -1]
-            scores = scores * decayed(fade[..., None] - fade[..., None, :], visible)
+            scores = scores * exp_visible(fade[..., None] - fade[..., None, :], visible)
             query = query * jnp.exp(fade)[..., None]
             key = key * jnp.exp(end[..., None] - fade)[..., None]
         else:
-            scores = hidden(scores, visible)
+            scores = hide_pairs(scores, visible)
         query, key = documents.readers(query, rows), documents.stayers(key, rows)
         updates = Sums(product("bnpjm,bnpjv->bnpmv", key, value), key_sums(key))
         before, after = prefix(state, updates, documents.decay(end, rows, key.dtype))
@@ -248,7 +248,7 @@ class _Form:
           ValueError: an unknown feature map.
         """
         dtype = call.dtype
-        query, key, phi = feature_maps.given(
+        query, key, phi = feature_maps.apply_custom(
             call.query, call.key, kernel.feature_map, dtype, call.mask, call.query_mask
         )
         call = call.replace(query=query, key=key)
@@ -272,7 +272,7 @@ class _Form:
     def causal(self, form: engine.Form, dtype: Any) -> tuple[Any, Sums]:
         """Over the earlier keys; also the sums after the last position."""
         call = self.call
-        start = streams.checked(call.sums, self.empty)
+        start = streams.check_sums(call.sums, self.empty)
         if call.axis is not None:
             start = sums_before(self.part_sums, call.rows, call.axis)
         return engine.run(
@@ -288,7 +288,7 @@ class _Form:
         """The logarithm of each position's decay, `[1 or B, T, N]`."""
         if self.slopes is None:
             return None
-        slopes, mask = fades.bounded(-self.slopes)[None, None], self.call.mask
+        slopes, mask = fades.bound(-self.slopes)[None, None], self.call.mask
         places = jnp.arange(self.call.query.shape[1], dtype=jnp.int32)[None, :, None]
         log_decay = slopes * jnp.ones_like(places, slopes.dtype)
         if mask is None or not self.call.streams:
@@ -307,7 +307,7 @@ class _Form:
         pad = functools.partial(engine.pad_end, length=longest)
         query, key, value = map(pad, call.arrays[:3])
         mask = None if mask is None else pad(mask)
-        log_decay = fades.bounded(-slopes)[None, None] * jnp.ones(
+        log_decay = fades.bound(-slopes)[None, None] * jnp.ones(
             (1, longest, 1), slopes.dtype
         )
         until, after = from_both_ends(

@@ -75,7 +75,7 @@ class CosformerState(NamedTuple):
     position: jax.Array  # of the next token in each sample, [B] int32
     max_length: jax.Array  # M of each sample, [B] int32
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 class _Places(NamedTuple):

@@ -133,7 +133,7 @@ def _run(
         slopes=decay.checked_slopes(slopes, published, call.dtype),
         refusal=decay.kernel_refusal(call, slopes),
     )
-    finish = functools.partial(feature_maps.normalised, norm=norm, axes=(2, 3), eps=eps)
+    finish = functools.partial(feature_maps.normalise, norm=norm, axes=(2, 3), eps=eps)
     return core.run(call, kernel, "lightning", LightningState, finish)
 
 

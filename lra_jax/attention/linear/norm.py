@@ -111,7 +111,7 @@ def _run(
         core.Kernel(feature_map=feature_map),
         "norm",
         NormState,
-        functools.partial(feature_maps.normalised, norm=norm, axes=axes, eps=eps),
+        functools.partial(feature_maps.normalise, norm=norm, axes=axes, eps=eps),
     )
 
 

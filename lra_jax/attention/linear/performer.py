@@ -59,7 +59,7 @@ class PerformerState(NamedTuple):
     sums: PerformerSums  # [B, N, M, Hv], [B, N, M] and [B, N, M]
     position: jax.Array  # of the next token in each sample, [B] int32
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 def performer_attention(

@@ -30,7 +30,7 @@ from lra_jax.attention import feature_maps, masking, streams
 from lra_jax.attention.call import Call
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import decayed, prefix
+from lra_jax.attention.causal.prefix import exp_visible, prefix
 from lra_jax.attention.linear import random_features
 from lra_jax.attention.linear.core import no_sums
 from lra_jax.attention.linear.random_features import half_square, lift, lowest
@@ -46,7 +46,7 @@ class PerformerSums(NamedTuple):
     total: jax.Array  # sum of phi(k_j), [B, N, M]
     peak: jax.Array  # largest exponent of each feature so far, [B, N, M]
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 class _Carry(NamedTuple):
@@ -81,8 +81,8 @@ def _prepare(
     query, key, value = arrays[:3]
     heads, dtype, mask = query.shape[2], options.dtype, tables.mask
     return (
-        options.features.scaled(masking.by_head(query, heads, dtype=dtype)),
-        options.features.scaled(masking.by_head(key, heads, mask, dtype)),
+        options.features.rescale(masking.by_head(query, heads, dtype=dtype)),
+        options.features.rescale(masking.by_head(key, heads, mask, dtype)),
         masking.by_head(value, heads, mask, dtype),
     )
 
@@ -129,7 +129,7 @@ def _far(
     tops = jnp.concatenate([start.peak[:, :, None], keys.max(3)], 2)
     tops = _running_max(jax.lax.stop_gradient(tops), rows)
     before, after = tops[:, :, :-1], tops[:, :, 1:]
-    keys = decayed(keys - after[:, :, :, None], visible[..., None])
+    keys = exp_visible(keys - after[:, :, :, None], visible[..., None])
     updates = product("bnpjm,bnpjv->bnpmv", keys, value), keys.sum(3)
     # Before the first visible key there is nothing to scale down.
     decay = jnp.where(before > lowest(before.dtype), before - after, 0)
@@ -167,7 +167,7 @@ def _itself(
     """The part of each position's own key."""
     exponents = queries + keys
     peak = jax.lax.stop_gradient(exponents.max(-1))
-    score = decayed(exponents - peak[..., None], visible[..., None]).sum(-1)
+    score = exp_visible(exponents - peak[..., None], visible[..., None]).sum(-1)
     return _Part(peak, score[..., None] * value, score)
 
 
@@ -201,7 +201,7 @@ def _left_halves(
         seen, reads = seen & (left == left[..., -1:]), right == left[..., -1:]
         keys = jnp.where(seen[..., None], keys, lowest(keys.dtype))
     top = jax.lax.stop_gradient(keys.max(4, keepdims=True))
-    keys = decayed(keys - top, seen[..., None])
+    keys = exp_visible(keys - top, seen[..., None])
     queries, peak = lift(queries, top)
     if reads is not None:
         queries = jnp.where(reads[..., None], queries, 0)
@@ -249,7 +249,7 @@ def attend(
     visible = jnp.ones((1, length), bool) if call.mask is None else call.mask
     out, carry = engine.run(
         engine.Form(_prepare, _segment, _Options(options, dtype)),
-        _Carry(streams.checked(call.sums, empty), matrix),
+        _Carry(streams.check_sums(call.sums, empty), matrix),
         call.arrays,
         call.tables(visible),
         chunking=dataclasses.replace(chunking, chunk=chunk),

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import feature_maps, inputs, packed
-from lra_jax.attention.causal.prefix import decayed
+from lra_jax.attention.causal.prefix import exp_visible
 from lra_jax.errors import expected
 
 SOFTMAX = "softmax"
@@ -85,14 +85,14 @@ class Options:
             return jnp.concatenate([projection, -projection])
         return projection
 
-    def scaled(self, x: jax.Array) -> jax.Array:
+    def rescale(self, x: jax.Array) -> jax.Array:
         """``x' = x / H^(1/4)``, or x times the option ``scale``."""
         scale = x.shape[-1] ** -0.25 if self.scale is None else self.scale
         return x * jnp.asarray(scale, x.dtype)
 
     def project(self, x: jax.Array, matrix: jax.Array | None) -> jax.Array:
         """``W x'``: `[..., H]` -> `[..., M]`."""
-        x = self.scaled(x)
+        x = self.rescale(x)
         if matrix is None:
             return x
         matrix = matrix.astype(x.dtype)
@@ -129,7 +129,7 @@ def features(
             phi(keys) + jnp.asarray(eps, keys.dtype)
         )
     # The query's norm is a factor of all its weights, and is left out.
-    keys = keys - half_square(options.scaled(key))
+    keys = keys - half_square(options.rescale(key))
     visible = jnp.ones((1, 1), bool) if mask is None else mask
     visible = visible[..., None, None]
     keys = jnp.where(visible, keys, lowest(keys.dtype))
@@ -138,7 +138,7 @@ def features(
     else:
         top = rows.over(jax.ops.segment_max, keys, 1)
     top = jax.lax.stop_gradient(top)
-    return lift(queries, top)[0], decayed(keys - top, visible)
+    return lift(queries, top)[0], exp_visible(keys - top, visible)
 
 
 def lift(queries: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -57,7 +57,7 @@ class RetentionState(NamedTuple):
     sums: Sums  # [B, N, H, Hv] and [B, N, H]
     position: jax.Array  # of the next token, since the first real one, [B] int32
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 def retention_slopes(num_heads: int) -> np.ndarray:
@@ -151,7 +151,7 @@ def _run(
     )
     turned = _rotate(call, spread, rotate)
     out, sums = core.attend(turned, kernel, "retention", call.dtype)
-    out = call.finish(feature_maps.normalised(out, norm, (3,), eps))
+    out = call.finish(feature_maps.normalise(out, norm, (3,), eps))
     state: Any = None
     if call.streams:
         ends = masking.next_position(call.mask, call.query.shape[0], length)
@@ -184,7 +184,7 @@ def _rotate(call: Call, spread: jax.Array, rotate: bool) -> Call:
         rotary.check_width(head_dim)
         cos, sin = rotary.tables(max(length, key.shape[1]), head_dim, call.dtype)
         query, key = (
-            rotary.turned(x, (cos[None, :size, None], sin[None, :size, None]))
+            rotary.rotate(x, (cos[None, :size, None], sin[None, :size, None]))
             for x, size in ((query, length), (key, key.shape[1]))
         )
     factors = jax.lax.rsqrt(head_dim * jnp.swapaxes(spread, 1, 2))
@@ -227,7 +227,7 @@ def _from_here(
         cos, sin = (table[None, None, length] for table in tables)
     else:
         cos, sin = (table[ends][:, None] for table in tables)
-    total = rotary.turned(sums.total, (cos, -sin))
+    total = rotary.rotate(sums.total, (cos, -sin))
     summary = jnp.swapaxes(sums.summary, 2, 3)
-    summary = rotary.turned(summary, (cos[:, :, None], -sin[:, :, None]))
+    summary = rotary.rotate(summary, (cos[:, :, None], -sin[:, :, None]))
     return Sums(jnp.swapaxes(summary, 2, 3), total)

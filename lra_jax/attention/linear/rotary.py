@@ -44,7 +44,7 @@ def tables(length: int, head_dim: int, dtype: jnp.dtype) -> Angles:
     return cos.reshape(-1, width)[: length + 1], sin.reshape(-1, width)[: length + 1]
 
 
-def turned(x: jax.Array, angles: Angles) -> jax.Array:
+def rotate(x: jax.Array, angles: Angles) -> jax.Array:
     """Rotates `[..., H]`; cosine and sine broadcast to `[..., H / 2]`."""
     cos, sin = angles
     even, odd = x[..., 0::2], x[..., 1::2]

@@ -14,7 +14,7 @@ class Sums(NamedTuple):
     summary: jax.Array  # sum of phi(k_j) v_j^T, [B, N, M, Hv]
     total: jax.Array  # sum of phi(k_j), [B, N, M]
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 def key_sums(key: jax.Array) -> jax.Array:

@@ -85,7 +85,7 @@ def fnet_attention(
     arrays: list[jax.Array] = [x.reshape(batch, length, -1)]
     if mask is not None:
         arrays.append(masking.next_position(mask, batch, length))
-    transform = functools.partial(_transformed, norm)
+    transform = functools.partial(_transform, norm)
     # The compiler would have each device transform the samples of all.
     out = kernels.by_sample(transform, *arrays)
     return out.reshape(x.shape).astype(query.dtype)
@@ -108,9 +108,7 @@ def fnet_weights(
     raise expected("attention", needed, got)
 
 
-def _transformed(
-    norm: str, x: jax.Array, lengths: jax.Array | None = None
-) -> jax.Array:
+def _transform(norm: str, x: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
     """The real part of the transform of columns and rows, `[B, T, D]`."""
     x = jnp.fft.fft(x, axis=2, norm=norm)
     if lengths is not None:

@@ -75,7 +75,7 @@ def plan(
             if length % count:
                 needed = f"a divisor of the length {length} for padding='published'"
                 raise expected("num_landmarks", needed, count)
-        rows, columns = (_means(_fixed(count, x), dtype)[0] for x in lengths)
+        rows, columns = (_means(_fixed_segments(count, x), dtype)[0] for x in lengths)
         seen = None if key_mask is None else key_mask[:, None, None]
         return Plan(rows, columns, None, None, seen, zero_hidden=True)
     queries, keys = (
@@ -111,7 +111,7 @@ def _means(
 def _members(padding: str, count: int, real: jax.Array) -> jax.Array:
     """`[1 or B, m, T]`: which real positions each segment has."""
     if padding == "front":
-        return _fixed(count, real.shape[1]) & real[:, None]
+        return _fixed_segments(count, real.shape[1]) & real[:, None]
     # By rank among the real positions.
     ranks = jnp.cumsum(real, 1, dtype=jnp.uint32) - real.astype(jnp.uint32)
     total = jnp.maximum(real.sum(1, keepdims=True, dtype=jnp.uint32), 1)
@@ -120,7 +120,7 @@ def _members(padding: str, count: int, real: jax.Array) -> jax.Array:
     return (segments[:, None] == number) & real[:, None]
 
 
-def _fixed(count: int, length: int) -> jax.Array:
+def _fixed_segments(count: int, length: int) -> jax.Array:
     """`[1, m, T]`: segments of T / m positions."""
     segments = jnp.arange(length)[None, None] // (length // count)
     return segments == jnp.arange(count)[None, :, None]

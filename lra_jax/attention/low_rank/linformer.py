@@ -127,19 +127,19 @@ def linformer_attention(
     num_heads = query.shape[2]
     key, value = (masking.hide(x, mask).astype(dtype) for x in (key, value))
     if projection == "linear":
-        keys = _projected("key", key, key_projection, key_bias, num_heads, precision)
-        values = _projected(
+        keys = _project("key", key, key_projection, key_bias, num_heads, precision)
+        values = _project(
             "value", value, value_projection, value_bias, num_heads, precision
         )
     elif projection == "convolution":
-        keys = _convolved("key", key, key_projection, key_bias, precision)
-        values = _convolved("value", value, value_projection, value_bias, precision)
+        keys = _convolve("key", key, key_projection, key_bias, precision)
+        values = _convolve("value", value, value_projection, value_bias, precision)
     else:
-        keys, values = (_pooled(x, mask, size, projection) for x in (key, value))
+        keys, values = (_pool(x, mask, size, projection) for x in (key, value))
     live = None
     if mask is not None and projection != "linear":
         live = _windows(mask, size).any(2)[:, None, None]
-    out = _attended(query, keys, values, live, mask, precision)
+    out = _attend(query, keys, values, live, mask, precision)
     return out.astype(query.dtype)
 
 
@@ -207,10 +207,10 @@ def linformer_parameters(
     known("projection", projection, PROJECTIONS)
     if projection in ("mean", "max"):
         defaults = {"features": (features, None), "sharing": (sharing, SHARING[0])}
-        for name, (given, default) in defaults.items():
-            if given != default:
+        for name, (setting, default) in defaults.items():
+            if setting != default:
                 needed = f"{default!r}, because {projection!r} has no parameters"
-                raise expected(name, needed, f"{given!r}")
+                raise expected(name, needed, f"{setting!r}")
         return {}
     if projection == "convolution":
         window = -(-length // slots)
@@ -253,7 +253,7 @@ def _checked_window(projection: str, window: int | None, **arrays: Any) -> int:
     return 1 if projection == "linear" else len(key)
 
 
-def _attended(
+def _attend(
     query: jax.Array,
     keys: jax.Array,
     values: jax.Array,
@@ -273,7 +273,7 @@ def _attended(
     return masking.broken_again(out, whole)
 
 
-def _projected(
+def _project(
     name: str,
     x: jax.Array,
     matrix: Any,
@@ -309,7 +309,7 @@ def _projected(
     return out + columns[None, :, :, None].astype(x.dtype)
 
 
-def _convolved(
+def _convolve(
     name: str,
     x: jax.Array,
     kernel: Any,
@@ -333,7 +333,7 @@ def _convolved(
     return out + bias[None, None, None].astype(x.dtype)
 
 
-def _pooled(
+def _pool(
     x: jax.Array, mask: jax.Array | None, window: int, projection: str
 ) -> jax.Array:
     """Mean or maximum of the real positions of each window; zero if there are none."""

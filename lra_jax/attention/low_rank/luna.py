@@ -72,7 +72,7 @@ def luna_attention(
     if not is_causal:
         out, _unused = luna_packed(query, key, value, memory, mask, precision=precision)
         return out
-    whole, rows, keys, values, slots, mask = _prepared(query, key, value, memory, mask)
+    whole, rows, keys, values, slots, mask = _prepare(query, key, value, memory, mask)
     out = _causal(rows, keys, values, slots, mask, chunking, precision)
     out = jnp.swapaxes(out, 1, 2).astype(query.dtype)
     return masking.broken_again(out, whole)
@@ -95,7 +95,7 @@ def luna_packed(
     """
     inputs.check_keywords(luna_packed, flax)
     inputs.check_inputs(query, key, value)
-    whole, rows, keys, values, slots, mask = _prepared(query, key, value, memory, mask)
+    whole, rows, keys, values, slots, mask = _prepare(query, key, value, memory, mask)
     keys, values = _packed(keys, values, slots, mask, precision)
     weights = feature_maps.softmax(feature_maps.products(rows, keys, precision), -1)
     out = jnp.matmul(weights, values, precision=precision)
@@ -144,7 +144,7 @@ def luna_parameters(
 _REASON = "Luna packs the keys once for all queries"
 
 
-def _prepared(
+def _prepare(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,

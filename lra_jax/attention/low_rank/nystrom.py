@@ -52,11 +52,11 @@ _NOT_CAUSAL = (
 )
 
 
-def _check_packed(given: dict[str, Any]) -> None:
-    if (padding := given.get("padding", "exact")) != "exact":
+def _check_packed(arguments: dict[str, Any]) -> None:
+    if (padding := arguments.get("padding", "exact")) != "exact":
         needed = "None, because only with padding='exact' is a document like one alone"
         raise expected("segment_ids", needed, f"an array with padding={padding!r}")
-    if (scaling := given.get("initialisation", "exact")) != "exact":
+    if (scaling := arguments.get("initialisation", "exact")) != "exact":
         needed = "None, because the largest sums are taken over the whole batch"
         raise expected(
             "segment_ids", needed, f"an array with initialisation={scaling!r}"
@@ -149,7 +149,7 @@ def nystrom_attention(
         # The landmark side first: the inverse is then applied to m rows, not T.
         out = product(first, product(inverse, product(last, value)))[:, :, -length:]
     if conv_weight is not None:
-        out = out + _convolved(value[:, :, -length:], conv_weight, precision)
+        out = out + _convolve(value[:, :, -length:], conv_weight, precision)
     if padding == "exact":
         out = masking.hide_by_head(out, of_queries)
     return jnp.swapaxes(out, 1, 2).astype(out_dtype)
@@ -217,7 +217,7 @@ def _pseudo_inverse(
     return inverse
 
 
-def _convolved(
+def _convolve(
     value: jax.Array, weight: jax.Array, precision: jax.lax.PrecisionLike
 ) -> jax.Array:
     """The depthwise convolution of `[B, N, T, Hv]`, as products with a band matrix."""

@@ -101,9 +101,9 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     factors, states, start = kept
     # The factor after the last position multiplies nothing.
-    later = _shifted(factors, jnp.ones_like(factors[0]), not reverse)
+    later = _shift(factors, jnp.ones_like(factors[0]), not reverse)
     of_values: Any = _scan(not reverse, later, of_states, jnp.zeros_like(start))
-    before = _shifted(states, start, reverse)
+    before = _shift(states, start, reverse)
     first = -1 if reverse else 0
     of_factors = of_values * before
     if factors.shape != of_values.shape:
@@ -111,7 +111,7 @@ def _backward(
     return of_factors, of_values, factors[first] * of_values[first]
 
 
-def _shifted(array: jax.Array, edge: jax.Array, to_left: bool) -> jax.Array:
+def _shift(array: jax.Array, edge: jax.Array, to_left: bool) -> jax.Array:
     """Shifts `[T, ...]` one position later or earlier; ``edge`` fills the gap."""
     if to_left:
         return jnp.concatenate([array[1:], edge[None]])

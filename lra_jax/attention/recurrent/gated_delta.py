@@ -36,7 +36,7 @@ from lra_jax.attention import dense, feature_maps, inputs, streams
 from lra_jax.attention.call import Call
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import decayed, so_far
+from lra_jax.attention.causal.prefix import exp_visible, so_far
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.errors import expected
 
@@ -158,7 +158,7 @@ def run(
         raise expected("beta_range", "a number in (0, 2]", beta_range)
     recurrence.check_gate("beta", beta, call.query)
     recurrence.check_gate("log_decay", log_decay, call.query)
-    query, key, phi = feature_maps.given(
+    query, key, phi = feature_maps.apply_custom(
         call.query, call.key, feature_map, call.dtype, call.mask
     )
     call = call.replace(query=query, key=key)
@@ -203,7 +203,7 @@ class _Features(NamedTuple):
 def _prepare(
     options: feature_maps.Options, arrays: engine.Arrays, tables: engine.Tables
 ) -> _Features:
-    query, key, value = feature_maps.prepared(options, arrays, tables)
+    query, key, value = feature_maps.prepare(options, arrays, tables)
     key, heads = feature_maps.unit(key, _EPS), query.shape[1]
     log_decay, beta = (
         jnp.zeros_like(key[..., 0])
@@ -212,7 +212,7 @@ def _prepare(
         for x in (arrays.log_decay, arrays.beta)
     )
     query = feature_maps.unit(query, _EPS)
-    return _Features(query, key, value, fades.bounded(log_decay), beta)
+    return _Features(query, key, value, fades.bound(log_decay), beta)
 
 
 def _segment(
@@ -232,16 +232,16 @@ def _segment(
     """
     query, key, value, log_decay, beta = features
     product = functools.partial(jnp.einsum, precision=options.precision)
-    fade = fades.summed(log_decay, so_far)
+    fade = fades.accumulate(log_decay, so_far)
     seen = documents.visible(key.shape[3], packed_rows)
     rows = fade.map(lambda x: x[..., None])
     columns = fade.map(lambda x: x[..., None, :])
-    kept = decayed(rows.since(columns), seen)
+    kept = exp_visible(rows.since(columns), seen)
     until = jnp.exp(fade.whole)
     scores = product("bnpim,bnpjm->bnpij", query, key) * kept
     lower = product("bnpim,bnpjm->bnpij", key, key) * kept * beta[..., None]
     inverse = unit_inverse(jnp.tril(lower, -1), options.precision)
-    own = product("bnpij,bnpjv->bnpiv", inverse, value * beta[..., None])
+    within = product("bnpij,bnpjv->bnpiv", inverse, value * beta[..., None])
     faded = documents.readers(key * (beta * until)[..., None], packed_rows)
     past = product("bnpij,bnpjm->bnpim", inverse, faded)
     end = fade.map(lambda x: x[..., -1:])
@@ -250,14 +250,14 @@ def _segment(
     factor = jnp.exp(passed)[..., None, None]
 
     def step(state: jax.Array, chunk: tuple) -> tuple[jax.Array, jax.Array]:
-        own, past, key, factor = chunk
-        correction = own - product("bnim,bnmv->bniv", past, state)
+        within, past, key, factor = chunk
+        correction = within - product("bnim,bnmv->bniv", past, state)
         return state * factor + product("bnim,bniv->bnmv", key, correction), state
 
-    by_chunk = tuple(jnp.moveaxis(x, 2, 0) for x in (own, past, key, factor))
+    by_chunk = tuple(jnp.moveaxis(x, 2, 0) for x in (within, past, key, factor))
     after, before = jax.lax.scan(step, state.summary, by_chunk)
     before = jnp.moveaxis(before, 0, 2)
-    correction = own - product("bnpim,bnpmv->bnpiv", past, before)
+    correction = within - product("bnpim,bnpmv->bnpiv", past, before)
     out = product("bnpij,bnpjv->bnpiv", scores, correction)
     query = documents.readers(query * until[..., None], packed_rows)
     out += product("bnpim,bnpmv->bnpiv", query, before)

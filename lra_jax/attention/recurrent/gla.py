@@ -29,7 +29,7 @@ from lra_jax.attention import dense, feature_maps, inputs, masking, streams
 from lra_jax.attention.call import Call
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
-from lra_jax.attention.causal.prefix import hidden, prefix
+from lra_jax.attention.causal.prefix import hide_pairs, prefix
 from lra_jax.attention.recurrent import recurrence
 
 __all__ = [
@@ -167,7 +167,7 @@ def _prepare(
         fade = masking.by_head(log_decay, heads, mask, dtype)
     query = masking.by_head(query, heads, dtype=dtype)
     value = masking.by_head(value, heads, mask, dtype)
-    return query, key, value, fades.bounded(fade)
+    return query, key, value, fades.bound(fade)
 
 
 def _segment(
@@ -181,7 +181,7 @@ def _segment(
     query, key, value, log_decay = features
     product = functools.partial(jnp.einsum, precision=options.precision)
     scores, key = _within(query, key, log_decay)
-    scores = hidden(scores, documents.visible(scores.shape[-1], rows))
+    scores = hide_pairs(scores, documents.visible(scores.shape[-1], rows))
     key = documents.stayers(key, rows)
     updates = recurrence.Memory(product("bnpjm,bnpjv->bnpmv", key, value))
     fade = jnp.cumsum(log_decay, 3)

@@ -273,7 +273,7 @@ def _run(
     value = masking.hide(call.value, call.mask).astype(call.dtype)
     values = inputs.match_heads(value, heads)
     start = recurrence.Memory(jnp.zeros_like(values[:, 0]))
-    start = streams.checked(call.sums, start).summary
+    start = streams.check_sums(call.sums, start).summary
     factors = jnp.ones(call.query.shape[:3], values.dtype)
     if log_decay is not None:
         factors, share = _fade(log_decay, lower_bound, scale, call.mask, factors)
@@ -293,7 +293,7 @@ def _run(
     if turns:
         out, last = _pairs(out), _pairs(last)
     # Over one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
-    flat = feature_maps.normalised(out.reshape(batch, length, -1), norm, (2,), eps)
+    flat = feature_maps.normalise(out.reshape(batch, length, -1), norm, (2,), eps)
     out = recurrence.apply_gate(flat.reshape(*out.shape), gate, call.mask)
     state: Any = None
     if call.streams:

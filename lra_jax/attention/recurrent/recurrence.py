@@ -33,7 +33,7 @@ class Memory(NamedTuple):
 
     summary: jax.Array  # [B, N, H, Hv]
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 class RecurrentState(NamedTuple):
@@ -42,7 +42,7 @@ class RecurrentState(NamedTuple):
     sums: Memory  # [B, N, H, Hv]
     position: jax.Array  # of the next token in each sample, [B] int32
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 def recur(
@@ -94,7 +94,7 @@ def recur(
     if not call.is_causal:
         until, after = from_both_ends(form, start, arrays, call.tables(), **rest)
         return until + after, cast(Any, None)
-    start = streams.checked(call.sums, start)
+    start = streams.check_sums(call.sums, start)
     out, sums = engine.run(form, start, arrays, call.tables(), **rest)
     return out, sums
 
@@ -154,7 +154,7 @@ def finish(
     call: Call, out: jax.Array, gate: jax.Array | None, norm: str | None, eps: float
 ) -> jax.Array:
     """Applies norm and gate to `[B, T, N, Hv]`."""
-    out = feature_maps.normalised(out, norm, (3,), eps)
+    out = feature_maps.normalise(out, norm, (3,), eps)
     return call.finish(apply_gate(out, gate, call.mask))
 
 

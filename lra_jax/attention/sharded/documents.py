@@ -2,7 +2,7 @@
 
 A document may begin on one device and end on another. The data that a device needs from
 the others do not grow with the length: whether a document starts in their slices, and
-sums over the documents that cross the edges of its own slice.
+sums over the documents that cross the edges of its result slice.
 """
 
 import operator
@@ -50,15 +50,15 @@ class Slice(Packed):
         self, reduce: Callable[..., jax.Array], x: jax.Array, axis: int
     ) -> jax.Array:
         """See the base class; covers whole documents, across all devices."""
-        own = super().over(reduce, x, axis)
+        result = super().over(reduce, x, axis)
         join, total, nothing = _TOGETHER[reduce]
         if nothing is None:
             nothing = jnp.finfo(x.dtype).min
         nothing = jnp.asarray(nothing, x.dtype)
         goes_on = self.number == 0, self.number == self.number[:, -1:]
-        ends = (jnp.take(own, place, axis) for place in (0, -1))
+        ends = (jnp.take(result, place, axis) for place in (0, -1))
         first, last = (
-            jnp.where(inputs.aligned(here[:, place], end.ndim), end, nothing)
+            jnp.where(inputs.align(here[:, place], end.ndim), end, nothing)
             for here, end, place in zip(goes_on, ends, (0, -1), strict=True)
         )
         # A device sends its last part to later devices, its first to earlier ones.
@@ -67,21 +67,21 @@ class Slice(Packed):
             (first, self.later, goes_on[1]),
         ):
             others = jax.lax.all_gather(part, self.axis)
-            which = inputs.aligned(which, others.ndim)
+            which = inputs.align(which, others.ndim)
             beyond = total(jnp.where(which, others, nothing), axis=0)
             here = here.reshape(
                 here.shape[0], *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)
             )
             beyond = jnp.where(here, jnp.expand_dims(beyond, axis), nothing)
-            own = join(own, beyond)
-        return own
+            result = join(result, beyond)
+        return result
 
     def around(self, sums: Callable[[jax.Array], Any]) -> tuple[Any, Any]:
         """See the base class."""
         first, last = self.number == 0, self.number == self.number[:, -1:]
         return (
-            exchange.chosen(sums(last & self.real), self.earlier, self.axis),
-            exchange.chosen(sums(first & self.real), self.later, self.axis),
+            exchange.sum_of_chosen(sums(last & self.real), self.earlier, self.axis),
+            exchange.sum_of_chosen(sums(first & self.real), self.later, self.axis),
         )
 
 
@@ -101,7 +101,7 @@ def sums_before(
     return around[0]
 
 
-def sliced(segment_ids: jax.Array | None, axis: str) -> Slice | None:
+def slice_documents(segment_ids: jax.Array | None, axis: str) -> Slice | None:
     """The documents of this device's slice `[B, T / devices]`; None = one per row.
 
     Args:

@@ -15,35 +15,35 @@ from jax.flatten_util import ravel_pytree
 from lra_jax.attention import inputs
 
 
-def total(own: Any, axis: str | None) -> Any:
+def total(tree: Any, axis: str | None) -> Any:
     """The sum of all devices' trees; without an axis, this device's tree."""
     if axis is None:
-        return own
-    row, tree_of = ravel_pytree(own)
+        return tree
+    row, tree_of = ravel_pytree(tree)
     return tree_of(jax.lax.psum(row, axis))
 
 
-def before(own: Any, axis: str) -> Any:
+def before(tree: Any, axis: str) -> Any:
     """The sum of the trees of the devices before this one."""
-    row, tree_of = ravel_pytree(own)
+    row, tree_of = ravel_pytree(tree)
     states = jax.lax.all_gather(row, axis)
     places = np.arange(states.shape[0], dtype=np.int32)[:, None]
     earlier = places < jax.lax.axis_index(axis)
     return tree_of(jnp.where(earlier, states, 0).sum(0))
 
 
-def chosen(own: Any, which: jax.Array, axis: str) -> Any:
+def sum_of_chosen(tree: Any, which: jax.Array, axis: str) -> Any:
     """The sum of some devices' trees, chosen for each sample.
 
     Args:
-      own: arrays `[B, ...]`.
+      tree: arrays `[B, ...]`.
       which: the devices, boolean `[devices, B]`.
       axis: the mesh axis.
     """
-    row, tree_of = ravel_pytree(own)
+    row, tree_of = ravel_pytree(tree)
     every = jax.vmap(tree_of)(jax.lax.all_gather(row, axis))
 
     def one(x: jax.Array) -> jax.Array:
-        return jnp.where(inputs.aligned(which, x.ndim), x, 0).sum(0)
+        return jnp.where(inputs.align(which, x.ndim), x, 0).sum(0)
 
     return jax.tree.map(one, every)

@@ -62,14 +62,14 @@ def sequence_parallel(
       ValueError: the mechanism has no such form; or, when called, the arrays, the mask
         or the mesh do not fit.
     """
-    found = registry.resolve(mechanism)
-    local = found.slice_attention
+    entry = registry.resolve(mechanism)
+    local = entry.slice_attention
     if local is None:
         able = (name for name, one in registry.MECHANISMS.items() if one.sharded)
         needed = f"one of {', '.join(able)} to split the sequence over devices"
-        raise expected("attention", needed, f"{found.name!r}")
+        raise expected("attention", needed, f"{entry.name!r}")
 
-    @functools.wraps(found.attention)
+    @functools.wraps(entry.attention)
     def attention(
         query: jax.Array,
         key: jax.Array,
@@ -81,16 +81,18 @@ def sequence_parallel(
         segment_ids: jax.Array | None = None,
         **options: Any,
     ) -> jax.Array:
-        known = registry.accepted_keywords(found.attention)
-        given = options if query_mask is None else options | {"query_mask": query_mask}
-        unknown = {} if known is None else given.keys() - known
+        names = registry.accepted_keywords(entry.attention)
+        keywords = (
+            options if query_mask is None else options | {"query_mask": query_mask}
+        )
+        unknown = {} if names is None else keywords.keys() - names
         inputs.check_keywords(
-            found.attention,
-            {name: given[name] for name in unknown},
+            entry.attention,
+            {name: keywords[name] for name in unknown},
             options.get("deterministic"),
         )
         inputs.check_inputs(query, key, value, is_causal)
-        inputs.check_self(query, key, f"sequence-parallel {found.name}")
+        inputs.check_self(query, key, f"sequence-parallel {entry.name}")
         if (forced := options.get("implementation")) in ("pallas", "native"):
             needed = "'auto' or 'xla' for a sequence that is split over devices"
             raise expected("implementation", needed, f"{forced!r}")
@@ -100,7 +102,7 @@ def sequence_parallel(
             masking.padding_mask(mask, batch, length),
             masking.padding_mask(query_mask, batch, length, "query_mask"),
         )
-        packed.packed(segment_ids, query, key)
+        packed.documents(segment_ids, query, key)
         spec = P(batch_axis, axis)
         return jax.shard_map(
             functools.partial(local, axis=axis, is_causal=is_causal, **options),
@@ -109,7 +111,7 @@ def sequence_parallel(
             out_specs=spec,
         )(query, key, value, *masks, segment_ids)
 
-    return dataclasses.replace(found, function=attention)
+    return dataclasses.replace(entry, function=attention)
 
 
 def _check_mesh(
@@ -120,7 +122,7 @@ def _check_mesh(
         if name is None:
             continue
         if name not in sizes:
-            needed = f"one with the axis {name!r}, given here or by jax.set_mesh"
+            needed = f"one with the axis {name!r}, from this argument or jax.set_mesh"
             raise expected("mesh", needed, f"the axes {tuple(sizes)}")
         if query.shape[place] % sizes[name]:
             kind = "length T" if place else "batch B"

@@ -143,14 +143,16 @@ class _Blocks:
         first = key_sets.part(sequence, 0, size)
         sets = [
             key_sets.band(sequence, size, size, after, key_sets.always),
-            key_sets.shared(first, is_far),
+            key_sets.all_keys(first, is_far),
         ]
         if not self.is_causal:
             final = key_sets.take_part(sequence, size, block)
-            sets.append(key_sets.shared(final, is_far_from_last))
+            sets.append(key_sets.all_keys(final, is_far_from_last))
         if self.num_random:
             table = self.random(block, heads, -(-length // size))
-            sets.append(key_sets.listed(sequence, size, table, key_sets.always))
+            sets.append(
+                key_sets.blocks_of_table(sequence, size, table, key_sets.always)
+            )
         return sets
 
 

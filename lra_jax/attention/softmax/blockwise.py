@@ -130,10 +130,10 @@ def attend(
     scale = 1 / math.sqrt(query.shape[-1])
     plan = Plan(size, length, keys, is_causal, scale, precision)
     cuts = (plan.cut(x) for x in (query, key, value))
-    return plan.paste(_attend(plan, *cuts, _filled(plan, visible)), length)
+    return plan.paste(_attend(plan, *cuts, _fill_blocks(plan, visible)), length)
 
 
-def _filled(plan: Plan, visible: Visible) -> Visible:
+def _fill_blocks(plan: Plan, visible: Visible) -> Visible:
     """Masks over whole blocks; padding appended to the keys is hidden."""
     pairs, last, document = visible
     if plan.is_causal:
@@ -218,8 +218,8 @@ def _backward(plan: Plan, kept: tuple, cotangent: jax.Array) -> tuple:
 
     start = tuple(jnp.zeros_like(x, dtype) for x in (query, key, value))
     slopes, _ = jax.lax.scan(step, start, plan.pairs())
-    given = query, key, value
-    return *(x.astype(y.dtype) for x, y in zip(slopes, given, strict=True)), None
+    arrays = query, key, value
+    return *(x.astype(y.dtype) for x, y in zip(slopes, arrays, strict=True)), None
 
 
 _attend.defvjp(_forward, _backward)
@@ -233,11 +233,11 @@ def _nothing(
     others = (key[0, :, :, :1, :1], value[0, :, :, :1])
     first, second = (jnp.zeros_like(x, dtype)[None] for x in others)
     total = jnp.zeros_like(query[..., :1], dtype) + first
-    lowest = jnp.asarray(_hidden(dtype) / 2, dtype)
+    lowest = jnp.asarray(_hidden_score(dtype) / 2, dtype)
     return _Rows(total + lowest, total, total + second)
 
 
-def _hidden(dtype: jnp.dtype) -> float:
+def _hidden_score(dtype: jnp.dtype) -> float:
     """A score whose exponential is 0 even relative to half of it, the first maximum."""
     return float(jnp.finfo(dtype).min)
 
@@ -273,7 +273,7 @@ def _scores(
         seen = masking.both(seen, packed.share(rows, columns))
     if seen is None:
         return scores
-    return jnp.where(seen, scores, jnp.asarray(_hidden(dtype), dtype))
+    return jnp.where(seen, scores, jnp.asarray(_hidden_score(dtype), dtype))
 
 
 def _at(x: jax.Array, index: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ class SoftmaxState(NamedTuple):
     visible: jax.Array  # the positions that are real, boolean [B, max_length]
     position: jax.Array  # of the next token in each sample, [B] int32
 
-    __repr__ = streams.shapes_shown
+    __repr__ = streams.show_shapes
 
 
 def empty(
@@ -44,7 +44,7 @@ def empty_for(key: jax.Array, value: jax.Array, size: int) -> SoftmaxState:
     # With the sharding of the samples.
     sample = jnp.zeros_like(key[:, 0, 0, 0])
     return jax.tree.map(
-        lambda x: x + inputs.aligned(sample, x.ndim).astype(x.dtype), state
+        lambda x: x + inputs.align(sample, x.ndim).astype(x.dtype), state
     )
 
 
@@ -53,7 +53,7 @@ def places(state: SoftmaxState, length: int) -> jax.Array:
     return state.position[:, None] + np.arange(length, dtype=np.int32)[None]
 
 
-def extended(
+def extend(
     state: SoftmaxState, key: jax.Array, value: jax.Array, mask: jax.Array | None
 ) -> SoftmaxState:
     """Appends positions `[B, T, n, ...]` to a state; those beyond its end are dropped.
@@ -76,8 +76,8 @@ def last_documents(
     mask: jax.Array | None,
     rows: packed.Packed,
 ) -> SoftmaxState:
-    """Fills an empty state with the last document of each row, as in `extended`."""
-    mask = packed.shown(mask, rows)
+    """Fills an empty state with the last document of each row, as in `extend`."""
+    mask = packed.hide_padding(mask, rows)
     batch, length = key.shape[:2]
     number, nowhere = rows.number, state.visible.shape[1]
     columns = jnp.where(number == number[:, -1:], rows.position, nowhere)
@@ -150,7 +150,7 @@ def check(
             value.dtype,
         )
     )
-    streams.checked(state, needed)
+    streams.check_sums(state, needed)
     after: Any = state.position + masking.next_position(mask, batch, length)
     if not isinstance(after, jax.core.Tracer) and np.max(after) > size:
         needed = f"at least {np.max(after)} for a stream this long"

@@ -2,8 +2,9 @@
 
 A sequence is cut into P blocks of C positions. A set (`Keys`) gives the queries of a
 block the keys of their neighbourhood (`band`), of all or part of the sequence
-(`shared`), of their own column (`columns`), or of the blocks listed in a table
-(`listed`). Positions count from 0; a hidden key has position -1 wherever it lies.
+(`all_keys`), of their own column (`columns`), or of the blocks listed in a table
+(`blocks_of_table`). Positions count from 0; a hidden key has position -1 wherever it
+lies.
 """
 
 import functools
@@ -104,7 +105,7 @@ def take_run(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
 
 def _for_each(x: jax.Array, samples: jax.Array) -> jax.Array:
     """`[1 or B, ...]` with the batch, and the sharding, of integers `[B]`."""
-    return x + inputs.aligned(jnp.zeros_like(samples), x.ndim).astype(x.dtype)
+    return x + inputs.align(jnp.zeros_like(samples), x.ndim).astype(x.dtype)
 
 
 def put_run(x: jax.Array, run: jax.Array, start: jax.Array) -> jax.Array:
@@ -156,7 +157,7 @@ def band(sequence: Sequence, size: int, before: int, after: int, rule: Rule) -> 
     return _own(jax.tree.map(lambda x: windows(x, size, before, after), sequence), rule)
 
 
-def shared(sequence: Sequence, rule: Rule) -> Keys:
+def all_keys(sequence: Sequence, rule: Rule) -> Keys:
     """The whole sequence, for every query."""
     position = sequence.position[:, None, None, None]
     return Keys("shared", sequence.key, sequence.value, position, rule)
@@ -169,7 +170,9 @@ def columns(sequence: Sequence, size: int, rule: Rule) -> Keys:
     return Keys("column", key, value, position, rule)
 
 
-def listed(sequence: Sequence, size: int, table: jax.Array, rule: Rule) -> Keys:
+def blocks_of_table(
+    sequence: Sequence, size: int, table: jax.Array, rule: Rule
+) -> Keys:
     """The blocks listed in a table for each block of queries.
 
     Args:

@@ -72,7 +72,7 @@ def longformer_attention(
             if not count:
                 return [band]
             first = key_sets.part(sequence, 0, count)
-            return [band, key_sets.shared(first, is_far_global)]
+            return [band, key_sets.all_keys(first, is_far_global)]
 
         runs = [(jnp.zeros((1,), jnp.int32), min(count, length))] if count else []
         return patterns.Pattern(size, sets, lambda _: runs)

@@ -90,7 +90,7 @@ def attention(
         sets = [visible(keys) for keys in chosen.sets(sequence)]
         out = attend(queries, place, sets, precision)
         for start, count in chosen.global_runs(sequence):
-            everything = [visible(key_sets.shared(sequence, key_sets.always))]
+            everything = [visible(key_sets.all_keys(sequence, key_sets.always))]
             run, at = (key_sets.take_run(x, start, count) for x in (queries, place))
             run = attend(run, at, everything, precision)
             out = key_sets.put_run(out, run, start)

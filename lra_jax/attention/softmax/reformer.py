@@ -150,8 +150,8 @@ class _Rounds:
             precision=jax.lax.Precision.HIGHEST,
         )
         both = jnp.concatenate([rotated, -rotated], -1)
-        found = jnp.argmax(both, -1).astype(jnp.int32)
-        return jnp.where(real[:, :, None], found, self.num_buckets)
+        bucket = jnp.argmax(both, -1).astype(jnp.int32)
+        return jnp.where(real[:, :, None], bucket, self.num_buckets)
 
     def codes(self, buckets: jax.Array, back: jax.Array) -> jax.Array:
         """A number for each position and round; see `meetings`."""
@@ -180,22 +180,22 @@ def _order(buckets: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @jax.custom_vjp
-def _permuted(x: jax.Array, order: jax.Array, back: jax.Array) -> jax.Array:
+def _permute(x: jax.Array, order: jax.Array, back: jax.Array) -> jax.Array:
     """`[B, N, R, T, H]` with its rows in this order; ``back`` is the inverse order."""
     return jnp.take_along_axis(x, order[..., None], axis=3)
 
 
 def _permuted_forward(x: jax.Array, order: jax.Array, back: jax.Array) -> tuple:
-    return _permuted(x, order, back), (order, back)
+    return _permute(x, order, back), (order, back)
 
 
 def _permuted_backward(kept: tuple, cotangent: jax.Array) -> tuple:
     # Another gather; the automatic derivative of a gather would be a scatter.
     order, back = kept
-    return _permuted(cotangent, back, order), None, None
+    return _permute(cotangent, back, order), None, None
 
 
-_permuted.defvjp(_permuted_forward, _permuted_backward)
+_permute.defvjp(_permuted_forward, _permuted_backward)
 
 
 def _compute(
@@ -216,12 +216,12 @@ def _compute(
     def sort(x: jax.Array) -> jax.Array:
         """`[B, N, T, H]` -> `[B, N * R, T, H]`."""
         x = jnp.broadcast_to(x[:, :, None], (*whole, x.shape[-1]))
-        return _permuted(x, order, back).reshape(batch, -1, length, x.shape[-1])
+        return _permute(x, order, back).reshape(batch, -1, length, x.shape[-1])
 
     def unsort(x: jax.Array) -> jax.Array:
         x = x.reshape(*x.shape[:2], -1, x.shape[-1])
         x = x.reshape(batch, heads, rounds.count, *x.shape[2:])
-        return _permuted(x[:, :, :, :length], back, order)
+        return _permute(x[:, :, :, :length], back, order)
 
     # Position, own bucket, and the codes of all rounds.
     codes = rounds.codes(buckets, back)

@@ -95,7 +95,7 @@ def softmax_attention(
     inputs.check_keywords(softmax_attention, flax)
     inputs.check_inputs(query, key, value, is_causal)
     form = _Form(implementation, block, precision)
-    rows = packed.packed(segment_ids, query, key)
+    rows = packed.documents(segment_ids, query, key)
     visible, key, value = _prepare(query, key, value, mask, rows)
     return form.attend(query, key, value, visible, is_causal)
 
@@ -117,7 +117,7 @@ def softmax_weights(
     """
     inputs.check_keywords(softmax_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
-    rows = packed.packed(segment_ids, query, key)
+    rows = packed.documents(segment_ids, query, key)
     visible, key, _unused = _prepare(query, key, key, mask, rows)
     query, key = jnp.swapaxes(query, 1, 2), jnp.swapaxes(key, 1, 2)
     return _weights(query, key, visible, is_causal, precision)
@@ -198,10 +198,10 @@ def softmax_prefill(
     form = _Form(implementation, block, precision)
     if state is None:
         size = inputs.check_max_length(max_length, length)
-        rows = packed.packed(segment_ids, query, key)
+        rows = packed.documents(segment_ids, query, key)
         state = cache.empty_for(key, value, size)
         if rows is None:
-            after = cache.extended(state, key, value, mask)
+            after = cache.extend(state, key, value, mask)
         else:
             after = cache.last_documents(state, key, value, mask, rows)
         visible, key, value = _prepare(query, key, value, mask, rows)
@@ -212,7 +212,7 @@ def softmax_prefill(
     if max_length is not None:
         raise expected("max_length", "None with a state", f"{max_length!r}")
     cache.check(state, query, key, value, mask)
-    after = cache.extended(state, key, value, mask)
+    after = cache.extend(state, key, value, mask)
     return _read_cache(form, query, state, after), after
 
 
@@ -291,13 +291,13 @@ class _Form:
                 value,
                 visible,
                 is_causal,
-                block=self.block or _least_filled(length, keys, sizes),
+                block=self.block or _best_block(length, keys, sizes),
                 precision=self.precision,
             )
         return masking.broken_again(out, whole).astype(out_dtype)
 
 
-def _least_filled(length: int, keys: int, sizes: Sequence[int]) -> int:
+def _best_block(length: int, keys: int, sizes: Sequence[int]) -> int:
     """The block size with the fewest pairs in whole blocks; in a tie, about 128."""
 
     def costs(size: int) -> tuple[int, int]:

@@ -95,7 +95,7 @@ def sparse_attention(
             ends = key_sets.ends(sequence, size, min(count, size))
             return [
                 key_sets.band(sequence, size, 0, 0, same),
-                key_sets.shared(ends, in_summary),
+                key_sets.all_keys(ends, in_summary),
             ]
 
         return patterns.Pattern(size, strided if pattern == "strided" else fixed)

@@ -107,7 +107,7 @@ def synthesizer_attention(
     inputs.refuse_decoding(deterministic, query, key, "synthesizer")
     batch, length, num_heads = query.shape[:3]
     keys = key.shape[1]
-    arrays = _checked(
+    arrays = _check_arrays(
         variant,
         query,
         keys,
@@ -226,14 +226,14 @@ def _dense(
     return tiles.reshape(*tiles.shape[:3], -1)[..., :keys]
 
 
-def _checked(
-    variant: str, query: jax.Array, keys: int, **given: jax.Array | None
+def _check_arrays(
+    variant: str, query: jax.Array, keys: int, **passed: jax.Array | None
 ) -> dict[str, jax.Array]:
-    """The given arrays of a variant, by name."""
+    """The arrays of a variant, by name."""
     layouts = _LAYOUTS[known("variant", variant, VARIANTS)]
     sizes = {"N": query.shape[2], "H": query.shape[3]}
     arrays = {}
-    for name, array in given.items():
+    for name, array in passed.items():
         if name not in layouts:
             if array is not None:
                 requirement = f"None for variant={variant!r}"

@@ -15,9 +15,9 @@ class Plan {
   Plan(const Call& call, int64_t threads)
       : groups(call, threads), length_(call.queries) {
     const int64_t shared = std::max<int64_t>(1, groups.count());
-    const int64_t wanted = std::max<int64_t>(1, (threads + shared - 1) / shared);
+    const int64_t needed = std::max<int64_t>(1, (threads + shared - 1) / shared);
     const int64_t most = std::max<int64_t>(1, length_ / (8 * kChunk));
-    segments = std::min(wanted, most);
+    segments = std::min(needed, most);
     const int64_t chunks = (length_ + kChunk - 1) / kChunk;
     segment_ = (chunks + segments - 1) / segments * kChunk;
     segments = std::max<int64_t>(1, (length_ + segment_ - 1) / segment_);
@@ -159,10 +159,10 @@ inline void clear(float* pairs, Part part) {
   }
 }
 
-// Writes out [B, T, N, Hv], and unless the scale is given, the scale [B, T, N]; for the
-// keys after a query the numerators and denominators.
+// Writes out [B, T, N, Hv], and unless the scale is an argument, the scale [B, T, N];
+// for the keys after a query the numerators and denominators.
 inline void walk_forward(const Call& call, xla::ffi::ThreadPool& pool, Keys keys,
-                         bool add, const float* given, float* out, float* scale) {
+                         bool add, const float* row_scales, float* out, float* scale) {
   const bool near = keys != Keys::kAfter;
   const Part part = keys == Keys::kUpTo ? Part::kLower : Part::kWhole;
   const Walk walk(call, pool, keys, !near, [&](Chunk& chunk, int head, Sums to) {
@@ -186,7 +186,7 @@ inline void walk_forward(const Call& call, xla::ffi::ThreadPool& pool, Keys keys
     for (int i = 0; i < chunk.count; i++) {
       const int64_t place = chunk.place(i, call.queries, head);
       if (call.denominator == Denominator::kGiven) {
-        chunk.through[i] = given[place];
+        chunk.through[i] = row_scales[place];
         continue;
       }
       const int end = part == Part::kLower ? i + 1 : kChunk;
@@ -209,14 +209,14 @@ inline void walk_forward(const Call& call, xla::ffi::ThreadPool& pool, Keys keys
 }
 
 inline void causal_forward(const Call& call, xla::ffi::ThreadPool& pool,
-                           const float* given, float* out, float* scale) {
+                           const float* row_scales, float* out, float* scale) {
   in_walks(call, [&](Keys keys, bool add) {
-    walk_forward(call, pool, keys, add, given, out, scale);
+    walk_forward(call, pool, keys, add, row_scales, out, scale);
   });
 }
 
 // Writes the gradient of the query, in the order of `walk_forward`. With `of_scale`,
-// those of the logarithms of given scales, and of the query's features only, to which
+// those of the logarithms of scales, and of the query's features only, to which
 // Flow-Attention adds.
 inline void walk_to_query(const Call& call, xla::ffi::ThreadPool& pool, Keys keys,
                           bool add, const Slopes& slopes, float* of_query,

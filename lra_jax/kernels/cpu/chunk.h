@@ -303,8 +303,8 @@ class Chunk {
     read_rows(call_, from.out, call_.queries, nullptr, nullptr, sample_, head, first_,
               count, rows);
     for (int i = 0; i < kChunk; i++) {
-      const float given = i < count ? from.scale[place(i, call_.queries, head)] : 0.0f;
-      const float scale = scale_of(call_, given), through_sum = passes(call_, given);
+      const float row_scale = i < count ? from.scale[place(i, call_.queries, head)] : 0.0f;
+      const float scale = scale_of(call_, row_scale), through_sum = passes(call_, row_scale);
       along[i] = dot(W, slope + i * W, rows + i * W);
       through[i] = through_sum == 0 ? 0.0f : -along[i] * scale * through_sum;
       for (int j = 0; j < W; j += kLanes)

@@ -29,8 +29,8 @@ void in_strips(const Scan& call, xla::ffi::ThreadPool& pool, const Work& work) {
   // Neither so narrow that rows are short, nor so wide that threads have none.
   constexpr int64_t kNarrow = 64;
   const int64_t threads = threads_of(pool), batch = std::max<int64_t>(1, call.batch);
-  const int64_t wanted = (threads + batch - 1) / batch;
-  const int64_t even = (call.columns + wanted - 1) / wanted;
+  const int64_t needed = (threads + batch - 1) / batch;
+  const int64_t even = (call.columns + needed - 1) / needed;
   const int64_t size = std::max(kNarrow, (even + kNarrow - 1) / kNarrow * kNarrow);
   std::vector<std::pair<int64_t, int64_t>> ranges;
   for (const auto& [from, to] : {std::pair{int64_t{0}, call.forth},

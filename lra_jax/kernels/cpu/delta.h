@@ -35,7 +35,7 @@ struct Numbers {
 // Arrays of a block: [count, M] rows and [count, W] columns.
 struct Corrections {
   const float *query, *key;   // rows
-  const float *given;         // columns: the value, or backward the output's gradient
+  const float *incoming;       // columns: the value, or backward the output's gradient
   float *missing, *out;       // columns: e and the output, or backward de and nothing
 };
 
@@ -59,7 +59,7 @@ void store_values(const Corrections& block, const Numbers& numbers, int count, i
     for (int j = 0; j < kWide; j++) {
       const int at = t * W + column + j * kLanes;
       const Vec missing =
-          load(block.given + at) - numbers.decay[t] * (stored[0][j] + stored[1][j]);
+          load(block.incoming + at) - numbers.decay[t] * (stored[0][j] + stored[1][j]);
       store(block.missing + at, missing);
       added[j] = numbers.share[t] * missing;
     }
@@ -84,15 +84,15 @@ void pass_back(const Corrections& block, const Numbers& numbers, int count, int 
                int column, float* state) {
   for (int t = 0; t < count; t++) {
     const float *key = block.key + t * M, *query = block.query + t * M;
-    Vec read[2][kWide] = {}, given[kWide], taken[kWide];
+    Vec read[2][kWide] = {}, incoming[kWide], taken[kWide];
     for (int j = 0; j < kWide; j++)
-      given[j] = load(block.given + t * W + column + j * kLanes);
+      incoming[j] = load(block.incoming + t * W + column + j * kLanes);
     for (int row = 0; row < M; row += 2) {
       for (int half = 0; half < 2; half++) {
         for (int j = 0; j < kWide; j++) {
           float* at = state + (row + half) * W + column + j * kLanes;
           Vec s = load(at);
-          if (kRead == Read::kAfter) store(at, s += query[row + half] * given[j]);
+          if (kRead == Read::kAfter) store(at, s += query[row + half] * incoming[j]);
           read[half][j] += key[row + half] * s;
         }
       }
@@ -107,7 +107,7 @@ void pass_back(const Corrections& block, const Numbers& numbers, int count, int 
         for (int j = 0; j < kWide; j++) {
           float* at = state + (row + half) * W + column + j * kLanes;
           Vec s = numbers.decay[t] * (load(at) - key[row + half] * taken[j]);
-          if (kRead == Read::kBefore) s += query[row + half] * given[j];
+          if (kRead == Read::kBefore) s += query[row + half] * incoming[j];
           store(at, s);
         }
       }
@@ -128,14 +128,14 @@ void in_columns(int W, const Step& step) {
 // A walk that needs whole columns of the state: forward with values, which writes what
 // is missing of them and the output, or backward with the output's gradients.
 inline void corrected_walk(const Recurrence& call, int64_t sample, int head, int from,
-                           int count, const float* given, float* missing, float* out) {
+                           int count, const float* incoming, float* missing, float* out) {
   const auto rows = [&](const float* array) {
     return columns_of(call, array, call.width, sample, head, 0, call.width);
   };
   const auto lanes = [&](auto* array) {
     return columns_of(call, array, call.columns, sample, head, from, count);
   };
-  const int M = padded(call.width), W = lanes(given).size();
+  const int M = padded(call.width), W = lanes(incoming).size();
   Room room;
   float *state = room.take(M * W), *givens = room.take(kSteps * W);
   float *queries = room.take(kSteps * M), *keys = room.take(kSteps * M);
@@ -146,7 +146,7 @@ inline void corrected_walk(const Recurrence& call, int64_t sample, int head, int
     const Numbers numbers(call, block, sample, head);
     read(block, rows(call.query), queries);
     read(block, rows(call.key), keys);
-    read(block, lanes(given), givens);
+    read(block, lanes(incoming), givens);
     with_read(call, [&](auto order) {
       in_columns(W, [&](auto wide, int column) {
         constexpr Read kRead = decltype(order)::value;

@@ -96,7 +96,7 @@ def _whole_forward(spec: FlowSpec, operands: Inputs, unit: jax.Array) -> tuple:
     batch, length, heads, width = operands.query.shape
     # The numbers of one head are neighbours, as a thread has one head at a time.
     rows, columns = (batch, heads, length), (batch, heads, operands.key.shape[1])
-    width = programs.padded(width) + library.lanes()
+    width = programs.round_up(width) + library.lanes()
     flow_sums = (batch, heads, 4 * width)
     saved = programs.call(
         "lra_whole_flow_forward",
@@ -204,7 +204,7 @@ def _product_attributes(spec: FlowSpec) -> dict[str, Any]:
     return {
         "map": programs.number(spec.feature_map),
         "turned": False,
-        "denominator": programs.denominator("given"),
+        "denominator": programs.denominator("argument"),
         "eps": np.float32(0),
         "both_sides": False,
     }

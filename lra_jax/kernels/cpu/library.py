@@ -69,11 +69,11 @@ def problem() -> str | None:
     switch = os.environ.get(SWITCH, "1")
     if switch not in ("0", "1"):
         raise expected(SWITCH, "0 or 1", f"{switch!r}")
-    return f"{SWITCH}=0 is in the environment" if switch == "0" else _loaded()
+    return f"{SWITCH}=0 is in the environment" if switch == "0" else _load()
 
 
 @functools.cache
-def _loaded() -> str | None:
+def _load() -> str | None:
     try:
         if not _compiler():
             return "there is no C++ compiler (CXX, c++, g++ or clang++)"
@@ -106,13 +106,13 @@ def lanes() -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    file = _compiled()
+    file = _compile()
     try:
         return ctypes.CDLL(str(file))
     except OSError:
         # Cut off by a crash, or made on a system that has changed since.
         file.unlink(missing_ok=True)
-        return ctypes.CDLL(str(_compiled()))
+        return ctypes.CDLL(str(_compile()))
 
 
 def _complaint(error: Exception) -> str:
@@ -128,7 +128,7 @@ def _compiler() -> list[str]:
     return operands or [*filter(shutil.which, ("c++", "g++", "clang++"))][:1]
 
 
-def _compiled() -> Path:
+def _compile() -> Path:
     """The library's file, which is made if it does not exist."""
     compiler = _compiler()
     sources = sorted(_SOURCES.glob("*.h")) + sorted(_SOURCES.glob("*.cc"))

@@ -24,7 +24,7 @@ from lra_jax.kernels.spec import Form, Gradients, Inputs, Spec
 MAPS = ("identity", "elu", "relu", "leaky_relu", "sigmoid", "silu")
 """The feature maps, in the order of `with_map` in vectors.h."""
 
-_DENOMINATORS = ("add", "clamp", "none", "given", "absolute")
+_DENOMINATORS = ("add", "clamp", "none", "argument", "absolute")
 
 
 def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
@@ -34,7 +34,7 @@ def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     arrays = [*operands[:3], mask_of(operands.mask), operands.scale, units(query)]
     if _walks(spec):
         name = "lra_causal_forward"
-        # Without weights and given scales.
+        # Without weights and scales of rows.
         arrays += [*_factors(operands), absent(), absent()]
     elif spec.packed:
         name = "lra_packed_forward"
@@ -112,7 +112,7 @@ def number(feature_map: str) -> np.int64:
 
 
 def absent() -> jax.Array:
-    """An array that is not given."""
+    """Stands for an array that a call does not have."""
     return jnp.zeros((0,), jnp.float32)
 
 
@@ -129,7 +129,7 @@ def units(query: jax.Array) -> jax.Array:
 def denominator(name: str) -> np.int64:
     """The number by which the library knows a denominator.
 
-    With "given" there is none: the scale of each row is an argument.
+    With "argument" there is none: the scale of each row is an argument.
     """
     return np.int64(_DENOMINATORS.index(name))
 
@@ -157,11 +157,11 @@ def _attributes(spec: Spec) -> dict[str, Any]:
 
 def sums_shape(spec: Form, query: jax.Array, value: jax.Array) -> tuple[int, ...]:
     """The sums of whole sequences, `Sums` in chunk.h."""
-    width = padded(query.shape[3]) * spec.terms
-    return (query.shape[0], query.shape[2], width * (padded(value.shape[3]) + 1))
+    width = round_up(query.shape[3]) * spec.terms
+    return (query.shape[0], query.shape[2], width * (round_up(value.shape[3]) + 1))
 
 
-def padded(size: int) -> int:
+def round_up(size: int) -> int:
     """A number of columns, rounded up to whole registers."""
     lanes = library.lanes()
     return -(-size // lanes) * lanes

@@ -63,12 +63,12 @@ inline void unit_backward(xla::ffi::ThreadPool& pool, int64_t rows, int width,
                           float* of_x) {
   const int size = padded(width);
   in_rows(pool, rows, width, [&](int64_t first, int64_t last, float* features) {
-    float *slopes = features + size, *given = slopes + size;
+    float *slopes = features + size, *raw = slopes + size;
     with_map(number, [&](auto map) {
       for (int64_t row = first; row < last; row++) {
         const float scale = unit_scale(x + row * width, width, eps, map, features);
         std::memcpy(slopes, of_out + row * width, width * sizeof(float));
-        std::memcpy(given, x + row * width, width * sizeof(float));
+        std::memcpy(raw, x + row * width, width * sizeof(float));
         Vec lanes{};
         for (int j = 0; j < size; j += kLanes)
           lanes += load(slopes + j) * (load(features + j) * scale);
@@ -76,7 +76,7 @@ inline void unit_backward(xla::ffi::ThreadPool& pool, int64_t rows, int width,
         for (int j = 0; j < size; j += kLanes) {
           const Vec unit = load(features + j) * scale;
           const Vec of_features = (load(slopes + j) - along * unit) * scale;
-          store(slopes + j, of_features * map.slope(load(given + j)));
+          store(slopes + j, of_features * map.slope(load(raw + j)));
         }
         std::memcpy(of_x + row * width, slopes, width * sizeof(float));
       }

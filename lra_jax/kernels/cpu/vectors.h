@@ -65,7 +65,7 @@ inline Vec scaled(Vec x, Vec power) {
 // exp(x) to two units in the last place; 0 below -87, and above 88 the value at 88. The
 // power of two is split off, and the rest is a polynomial (Cephes, S. Moshier).
 inline Vec exponential(Vec x) {
-  const Vec given = x;
+  const Vec input = x;
   x = x < -87.0f ? all(-87.0f) : x;
   x = x > 88.0f ? all(88.0f) : x;
   // Adding 1.5 * 2^23 rounds to a whole number.
@@ -79,7 +79,7 @@ inline Vec exponential(Vec x) {
   p = p * rest + 1.6666665459e-1f;
   p = p * rest + 5.0000001201e-1f;
   p = p * rest * rest + rest + 1.0f;
-  return given < -87.0f ? Vec{} : scaled(p, power);
+  return input < -87.0f ? Vec{} : scaled(p, power);
 }
 
 // 1 / x to one unit in the last place, for x from 1 to 2^126.

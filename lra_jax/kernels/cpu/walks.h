@@ -142,7 +142,7 @@ struct Arrays {
 
 // Takes a tile of the state [M, W], from row `row` and column `column`, through a block.
 template <Decays kDecays, Read kRead, bool kTwoAdded, bool kTwoRead, int kWide>
-void tile(const Arrays& given, int count, int M, int W, int row, int column,
+void tile(const Arrays& arrays, int count, int M, int W, int row, int column,
           float* state) {
   Vec s[kRows][kWide];
   for (int r = 0; r < kRows; r++)
@@ -153,29 +153,29 @@ void tile(const Arrays& given, int count, int M, int W, int row, int column,
     Vec y[kWide], y2[kWide], out[kWide], out2[kWide], decay[kWide];
     for (int j = 0; j < kWide; j++) {
       const int at = lanes + j * kLanes;
-      y[j] = load(given.y + at);
-      out[j] = load(given.out + at);
-      if (kTwoAdded) y2[j] = load(given.y2 + at);
-      if (kTwoRead) out2[j] = load(given.out2 + at);
-      if (kDecays == Decays::kColumns) decay[j] = load(given.decay + at);
-      if (kDecays == Decays::kOne) decay[j] = all(given.decay[t]);
+      y[j] = load(arrays.y + at);
+      out[j] = load(arrays.out + at);
+      if (kTwoAdded) y2[j] = load(arrays.y2 + at);
+      if (kTwoRead) out2[j] = load(arrays.out2 + at);
+      if (kDecays == Decays::kColumns) decay[j] = load(arrays.decay + at);
+      if (kDecays == Decays::kOne) decay[j] = all(arrays.decay[t]);
     }
     for (int r = 0; r < kRows; r++) {
       for (int j = 0; j < kWide; j++) {
-        if (kRead == Read::kBefore) out[j] += given.z[rows + r] * s[r][j];
-        if (kTwoAdded) s[r][j] += given.x2[rows + r] * y2[j];
+        if (kRead == Read::kBefore) out[j] += arrays.z[rows + r] * s[r][j];
+        if (kTwoAdded) s[r][j] += arrays.x2[rows + r] * y2[j];
         if (kDecays == Decays::kRows)
-          s[r][j] *= given.decay[rows + r];
+          s[r][j] *= arrays.decay[rows + r];
         else
           s[r][j] *= decay[j];
-        if (kTwoRead) out2[j] += given.z2[rows + r] * s[r][j];
-        s[r][j] += given.x[rows + r] * y[j];
-        if (kRead == Read::kAfter) out[j] += given.z[rows + r] * s[r][j];
+        if (kTwoRead) out2[j] += arrays.z2[rows + r] * s[r][j];
+        s[r][j] += arrays.x[rows + r] * y[j];
+        if (kRead == Read::kAfter) out[j] += arrays.z[rows + r] * s[r][j];
       }
     }
     for (int j = 0; j < kWide; j++) {
-      store(given.out + lanes + j * kLanes, out[j]);
-      if (kTwoRead) store(given.out2 + lanes + j * kLanes, out2[j]);
+      store(arrays.out + lanes + j * kLanes, out[j]);
+      if (kTwoRead) store(arrays.out2 + lanes + j * kLanes, out2[j]);
     }
   }
   for (int r = 0; r < kRows; r++)
@@ -185,17 +185,17 @@ void tile(const Arrays& given, int count, int M, int W, int row, int column,
 
 // Takes the state [M, W] through a block, and writes what is read.
 template <Decays kDecays, Read kRead, bool kTwoAdded = false, bool kTwoRead = false>
-void pass(const Arrays& given, int count, int M, int W, float* state) {
-  std::fill(given.out, given.out + count * W, 0.0f);
-  if (kTwoRead) std::fill(given.out2, given.out2 + count * W, 0.0f);
+void pass(const Arrays& arrays, int count, int M, int W, float* state) {
+  std::fill(arrays.out, arrays.out + count * W, 0.0f);
+  if (kTwoRead) std::fill(arrays.out2, arrays.out2 + count * W, 0.0f);
   int column = 0;
   for (; column + kHeld * kLanes <= W; column += kHeld * kLanes)
     for (int row = 0; row < M; row += kRows)
-      tile<kDecays, kRead, kTwoAdded, kTwoRead, kHeld>(given, count, M, W, row, column,
+      tile<kDecays, kRead, kTwoAdded, kTwoRead, kHeld>(arrays, count, M, W, row, column,
                                                        state);
   for (; column < W; column += kLanes)
     for (int row = 0; row < M; row += kRows)
-      tile<kDecays, kRead, kTwoAdded, kTwoRead, 1>(given, count, M, W, row, column,
+      tile<kDecays, kRead, kTwoAdded, kTwoRead, 1>(arrays, count, M, W, row, column,
                                                    state);
 }
 
@@ -242,8 +242,8 @@ class Ranges {
   Ranges(const Recurrence& call, int columns, int64_t threads)
       : heads_(call.heads), rows_(call.batch * call.heads) {
     const int64_t unit = kHeld * kLanes, units = (columns + unit - 1) / unit;
-    const int64_t wanted = (threads + rows_ - 1) / std::max<int64_t>(1, rows_);
-    const int64_t each = std::max<int64_t>(1, units / std::max<int64_t>(1, wanted));
+    const int64_t needed = (threads + rows_ - 1) / std::max<int64_t>(1, rows_);
+    const int64_t each = std::max<int64_t>(1, units / std::max<int64_t>(1, needed));
     size_ = static_cast<int>(std::min(each, units) * unit);
     parts_ = (columns + size_ - 1) / size_;
   }

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lra_jax.kernels.hopper.forward import (
+    add_up,
     grown,
     stage_pairs,
-    summed,
     values,
     walk_with_state,
 )
@@ -110,10 +110,10 @@ def _mirrored_sums(program: Program, *refs: Any) -> None:
         state, total = carry
         of_den = program.ops.by_row(tiles["of_den"])
         state = grown(program, state, stages, up_stage)
-        return state, summed(program, total, stages, of_den)
+        return state, add_up(program, total, stages, of_den)
 
-    found = program.walk(body, inputs, program.nothing())
-    program.write((state_ref, total_ref), found)
+    sums = program.walk(body, inputs, program.nothing())
+    program.write((state_ref, total_ref), sums)
 
 
 def _queries(program: Program, causal: int, *refs: Any) -> None:
@@ -135,22 +135,22 @@ def _queries(program: Program, causal: int, *refs: Any) -> None:
             program.stage(states, state)
             value = stage_pairs(program, tiles, weights, key_stages, stages[-1])
             after = grown(program, state, key_stages, value)
-            of_scores = ops.product((up_stage, ops.transposed(value)))
+            of_scores = ops.product((up_stage, ops.transpose(value)))
             of_scores = of_scores + ops.down(of_den)
-            of_scores = jnp.where(program.seen(True), of_scores, 0.0)
+            of_scores = jnp.where(program.visible(True), of_scores, 0.0)
             of_scores = of_scores.astype(program.dtype)
             within = [[(of_scores, stage)] for stage in key_stages]
         else:
             plgpu.commit_smem()
         slopes = (
-            ops.product((up_stage, ops.transposed(states[t])), *within[t])
+            ops.product((up_stage, ops.transpose(states[t])), *within[t])
             + ops.down(of_den) * ops.across(z)
             for t, z in enumerate(program.columns(total))
         )
         plgpu.wait_smem_to_gmem(0)
         out_stage[...] = program.pulled_back(slopes, tiles["query"], weights)
         if causal:
-            sums = summed(program, program.columns(total), key_stages)
+            sums = add_up(program, program.columns(total), key_stages)
             program.put(total, sums)
         plgpu.commit_smem()
         send(first, [(out_stage, out)], (batch, head))
@@ -188,23 +188,23 @@ def _pairs(program: Program, masked: int, causal: int, *refs: Any) -> None:
             of_v.append((_scores(program, key_stages, query_stages), stages[-1]))
         else:
             plgpu.commit_smem()
-        found = ops.product(*of_v)
+        slope = ops.product(*of_v)
         if valid is not None:
-            found = jnp.where(ops.down(valid) > 0, found, 0.0)
+            slope = jnp.where(ops.down(valid) > 0, slope, 0.0)
         plgpu.wait_smem_to_gmem(0)
-        value_stage[...] = found.astype(program.dtype)
+        value_stage[...] = slope.astype(program.dtype)
         if causal:
             of_scores = _of_scores(program, v, stages[-1], tiles)
             of_k = [[(of_scores, stage)] for stage in query_stages]
             after = grown(program, state, query_stages, stages[-1])
         slopes = (
-            ops.product((v, ops.transposed(states[t])), *of_k[t]) + ops.across(z)
+            ops.product((v, ops.transpose(states[t])), *of_k[t]) + ops.across(z)
             for t, z in enumerate(program.columns(total))
         )
         key_stage[...] = program.pulled_back(slopes, tiles["key"], weights, valid)
         if causal:
             of_den = ops.by_row(tiles["of_den"])
-            sums = summed(program, program.columns(total), query_stages, of_den)
+            sums = add_up(program, program.columns(total), query_stages, of_den)
             program.put(total, sums)
         plgpu.commit_smem()
         send(first, [(key_stage, of_key), (value_stage, of_value)], (batch, head))
@@ -216,7 +216,7 @@ def _pairs(program: Program, masked: int, causal: int, *refs: Any) -> None:
 def _scores(program: Program, keys: list[Any], queries: list[Any]) -> jax.Array:
     """A chunk's weights, transposed: a row is a key."""
     ops = program.ops
-    pairs = ((k, ops.transposed(q)) for k, q in zip(keys, queries, strict=True))
+    pairs = ((k, ops.transpose(q)) for k, q in zip(keys, queries, strict=True))
     return _upper(program, ops.product(*pairs))
 
 
@@ -226,8 +226,8 @@ def _of_scores(
     """The gradients of a chunk's weights, also transposed."""
     ops = program.ops
     of_den = ops.across(ops.by_column(tiles["of_den"]))
-    return _upper(program, ops.product((value, ops.transposed(up_stage))) + of_den)
+    return _upper(program, ops.product((value, ops.transpose(up_stage))) + of_den)
 
 
 def _upper(program: Program, pairs: jax.Array) -> jax.Array:
-    return jnp.where(program.seen(False), pairs, 0.0).astype(program.dtype)
+    return jnp.where(program.visible(False), pairs, 0.0).astype(program.dtype)

@@ -64,12 +64,12 @@ def grown(program: Program, state: Any, staged: list[Any], value: Any) -> tuple:
     """Adds a chunk, whose terms are in shared memory, to the state."""
     ops = program.ops
     return tuple(
-        s + ops.product((ops.transposed(ref), value))
+        s + ops.product((ops.transpose(ref), value))
         for s, ref in zip(state, staged, strict=True)
     )
 
 
-def summed(
+def add_up(
     program: Program, total: Any, staged: list[Any], weights: jax.Array | None = None
 ) -> tuple:
     """Adds a chunk's rows times their weights to the total, in column vectors."""
@@ -128,10 +128,10 @@ def _sums(program: Program, masked: bool, *refs: Any) -> None:
         value = stage_pairs(program, tiles, weights, stages, value_stage)
         state, total = carry
         state = grown(program, state, stages, value)
-        return state, summed(program, total, stages)
+        return state, add_up(program, total, stages)
 
-    found = program.walk(body, inputs, program.nothing())
-    program.write((state_ref, total_ref), found)
+    sums = program.walk(body, inputs, program.nothing())
+    program.write((state_ref, total_ref), sums)
 
 
 def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
@@ -165,14 +165,14 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
             products.append((scores, value))
             dens.append(scores.astype(jnp.float32).sum(1))
             after = grown(program, state, key_stages, value)
-            sums = summed(program, program.columns(total), key_stages)
+            sums = add_up(program, program.columns(total), key_stages)
             program.put(total, sums)
         else:
             plgpu.commit_smem()
         den = plus(dens)
         num = ops.product(*products)
         if program.spec.denominator != "none":
-            num = num / ops.down(program.spec.bounded(den))
+            num = num / ops.down(program.spec.bound(den))
         plgpu.wait_smem_to_gmem(0)
         out_stage[...] = num.astype(out.dtype)
         den_stage[...] = den
@@ -187,6 +187,6 @@ def _lower(program: Program, query: list[Any], key_stages: list[Any]) -> jax.Arr
     """The lower triangle of a chunk's weights, in the arrays' dtype."""
     ops = program.ops
     scores = ops.product(
-        *((q, ops.transposed(k)) for q, k in zip(query, key_stages, strict=True))
+        *((q, ops.transpose(k)) for q, k in zip(query, key_stages, strict=True))
     )
-    return jnp.where(program.seen(True), scores, 0.0).astype(program.dtype)
+    return jnp.where(program.visible(True), scores, 0.0).astype(program.dtype)

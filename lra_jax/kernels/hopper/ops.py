@@ -106,7 +106,7 @@ class Ops:
         """Broadcasts a column vector to every row, `[64, 64]`."""
         return lax.broadcast_in_dim(columns, (TILE, TILE), [1])
 
-    def transposed(self, ref: Any) -> Any:
+    def transpose(self, ref: Any) -> Any:
         """A tile in shared memory, read by columns."""
         return ref[...].T if self.interpret else ref.transpose((1, 0))
 
@@ -119,14 +119,16 @@ class Ops:
             ]
             return plus(products)
 
-        def multiplied(accumulator: Any) -> jax.Array:
+        def multiply(accumulator: Any) -> jax.Array:
             for a, b in pairs:
                 plgpu.wgmma(accumulator, a, b)
             return accumulator[...]
 
-        return pl.run_scoped(multiplied, plgpu.WGMMAAccumulatorRef((TILE, TILE)))
+        return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((TILE, TILE)))
 
-    def added(self, *sums: tuple[jax.Array, list[tuple[Any, Any]]]) -> list[jax.Array]:
+    def add_products(
+        self, *sums: tuple[jax.Array, list[tuple[Any, Any]]]
+    ) -> list[jax.Array]:
         """Each ``(sum, pairs)`` plus its products ``a b``, in the sum's own registers.
 
         All products run at the same time; operands are those of `product`.
@@ -134,10 +136,10 @@ class Ops:
         if self.interpret:
             return [x + self.product(*pairs) for x, pairs in sums]
 
-        def multiplied(accumulators: list[Any]) -> None:
+        def multiply(accumulators: list[Any]) -> None:
             for accumulator, (_, pairs) in zip(accumulators, sums, strict=True):
                 for a, b in pairs:
                     plgpu.wgmma(accumulator, a, b)
 
         accumulators: Any = [plgpu.WGMMAAccumulatorRef.init(x) for x, _ in sums]
-        return pl.run_state(multiplied)(accumulators)
+        return pl.run_state(multiply)(accumulators)

@@ -93,7 +93,7 @@ class Program:
     ) -> Any:
         """Runs ``carry = body(first, tiles, carry)`` over the segment's chunks.
 
-        ``first`` is a chunk's first position. ``tiles`` maps the names given with the
+        ``first`` is a chunk's first position. ``tiles`` maps the names of the
         refs to their tiles, which are copied to shared memory while earlier ones are in
         use: tiles of arrays `[B, T, N, 64]`, lines `[B, N, T]`, and masks `[B, T]`.
         """
@@ -181,7 +181,7 @@ class Program:
         """Loads column vectors from shared memory, where they take no registers."""
         return (self.ops.by_column(ref) for ref in refs)
 
-    def seen(self, rows_before: bool) -> jax.Array:
+    def visible(self, rows_before: bool) -> jax.Array:
         """Which columns are positions up to the row's position, or from it on."""
         row, column = self.ops.index(0), self.ops.index(1)
         return column <= row if rows_before else row <= column
@@ -211,7 +211,7 @@ class Program:
     ) -> list[jax.Array]:
         """Runs ``kernel(*arrays, *outputs, *scratch)`` for every segment and head."""
         more = {"interpret": interpreter()} if self.spec.interpret else {}
-        found = plgpu.kernel(
+        out = plgpu.kernel(
             kernel,
             out_type=outputs,
             scratch_types=scratch,
@@ -219,7 +219,7 @@ class Program:
             grid_names=("b", "n", "g"),
             **more,
         )(*arrays)
-        return [_varying_like(x, arrays) for x in found]
+        return [_varying_like(x, arrays) for x in out]
 
 
 def _varying_like(x: jax.Array, arrays: list[jax.Array]) -> jax.Array:

@@ -26,7 +26,7 @@ from lra_jax.kernels.spec import Gradients, Inputs, Spec
 def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and what `backward` needs."""
     length, width = operands.query.shape[1], operands.value.shape[3]
-    q, k, v, mask, _, scale, *_ = padded(spec, operands)
+    q, k, v, mask, _, scale, *_ = pad(spec, operands)
     over_queries, over_keys = _program(spec, q), _program(spec, k)
     if one_segment(over_keys):
         starts = no_sums(over_keys)
@@ -41,7 +41,7 @@ def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
 def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
     out, den, starts = saved
-    q, k, v, mask, _, scale, *_ = padded(spec, operands)
+    q, k, v, mask, _, scale, *_ = pad(spec, operands)
     up = whole(spec, of_out)
     lines = gradient_lines(spec, out, den, of_out)
     over_queries = _program(spec, q)
@@ -73,7 +73,7 @@ def no_sums(program: LinearProgram) -> list[jax.Array]:
     return [jnp.zeros(x.shape, x.dtype) for x in program.states()]
 
 
-def padded(spec: Spec, operands: Inputs) -> Inputs:
+def pad(spec: Spec, operands: Inputs) -> Inputs:
     """Inputs with whole segments and 64 columns; the mask as `[B, S]`."""
     query, key = (whole(spec, x, alive=False) for x in (operands.query, operands.key))
     mask = None if operands.mask is None else operands.mask[:, 0]
@@ -111,6 +111,6 @@ def gradient_lines(
     spec: Spec, out: jax.Array, den: jax.Array, of_out: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """1 / den and the denominators' gradients, `[B, N, T]`."""
-    inverse = 1.0 / spec.bounded(den)
+    inverse = 1.0 / spec.bound(den)
     both = row_products(out, of_out, den.shape[2])
     return inverse, -both * inverse * spec.passes(den)

@@ -28,7 +28,7 @@ from lra_jax.kernels.tpu.parts import (
     start,
     valid_rows,
     write,
-    zeroed,
+    zero_invalid,
 )
 
 
@@ -55,7 +55,7 @@ def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gra
     arrays = _inputs(call, operands)
     outputs = [(like(x), place) for x, place in arrays[:3]]
     arrays += [(call.layout.lay(of_out), call.values)]
-    arrays += call.placed(saved, by_block=True)
+    arrays += call.lay_out(saved, by_block=True)
     kernel = functools.partial(_backward_kernel, call, operands.mask is not None)
     arrays.insert(0, call.angles(operands.scale))
     return call.layout.gradients(call.run(kernel, arrays, outputs, call.state_shapes))
@@ -92,7 +92,7 @@ class _Block:
             weights = self.chunk.weights(place, self.size, scale)
             self.query.append(self.chunk.features(query[part], real, weights))
             self.key.append(self.chunk.features(key[part], seen, weights))
-            self.value.append(zeroed(value[part], seen))
+            self.value.append(zero_invalid(value[part], seen))
             self.weights.append(weights)
             self.valid.append((real, seen))
 
@@ -106,7 +106,7 @@ def _forward_kernel(call: LinearCall, masked: bool, save: bool, *refs: Any) -> N
     chunk, group = call.chunk, call.layout.group
     if save:
         for term in range(call.spec.terms):
-            saved[0][term] = group.packed(state[term])
+            saved[0][term] = group.pack(state[term])
         saved[1][...] = total_ref[...]
     mask = inputs[-1] if masked else None
     block = _Block(call, call.scale(scale), tuple(inputs[:3]), mask)
@@ -114,7 +114,7 @@ def _forward_kernel(call: LinearCall, masked: bool, save: bool, *refs: Any) -> N
         query, key = block.query[index][0], block.key[index][0]
         value = block.value[index]
         num, dens = _outputs(call, query, key, value, state, total)[:2]
-        out[part] = chunk.divided(num, dens)[0].astype(out.dtype)
+        out[part] = chunk.divide(num, dens)[0].astype(out.dtype)
         state, total = chunk.grown(key, value, state, total)
     write(state_ref, total_ref, state, total)
 
@@ -150,7 +150,7 @@ def _backward_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     mask = inputs[-1] if masked else None
     block = _Block(call, call.scale(scale), tuple(inputs[:3]), mask)
     terms = range(call.spec.terms)
-    state = [group.unpacked(state_ref[term]) for term in terms]
+    state = [group.unpack(state_ref[term]) for term in terms]
     befores = [(state, [kept_total[term : term + 1] for term in terms])]
     for (key, _), value in list(zip(block.key, block.value, strict=True))[:-1]:
         befores.append(chunk.grown(key, value, *befores[-1]))
@@ -158,11 +158,11 @@ def _backward_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     for index in reversed(range(len(block.parts))):
         part = block.parts[index]
         real = block.valid[index][0]
-        upstream = zeroed(of_out[part], real)
-        found, later = _chunk_backward(
+        upstream = zero_invalid(of_out[part], real)
+        new_slopes, later = _chunk_backward(
             call, block, index, upstream, befores[index], later
         )
-        for ref, slope in zip(slopes, found, strict=True):
+        for ref, slope in zip(slopes, new_slopes, strict=True):
             ref[part] = slope.astype(ref.dtype)
     write(later_ref, later_total_ref, *later)
 
@@ -204,9 +204,9 @@ def _chunk_backward(
         of_value += chunk.dot(scores, own, "tn")
     later = chunk.grown(query, of_num, later_state, later_total, of_den)
     seen = block.valid[index][1]
-    found = (
+    slopes = (
         chunk.pulled_back(of_query, query_slope, weights),
         chunk.pulled_back(of_key, key_slope, weights),
-        zeroed(of_value, seen),
+        zero_invalid(of_value, seen),
     )
-    return found, later
+    return slopes, later

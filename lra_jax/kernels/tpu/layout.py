@@ -139,9 +139,9 @@ class Call:
         """Float32 sums for each group of heads, or each of its blocks, as outputs."""
         axes = (rows, self.layout.groups, *([self.blocks] * by_block))
         structs = [jax.ShapeDtypeStruct((*axes, *x), jnp.float32) for x in shapes]
-        return self.placed(structs, by_block)
+        return self.lay_out(structs, by_block)
 
-    def placed(
+    def lay_out(
         self, sums: Iterable[Any], by_block: bool = False
     ) -> list[tuple[Any, pl.BlockSpec]]:
         """Sums `[rows, groups, ...]` or, by block, `[rows, groups, blocks, ...]`."""
@@ -171,7 +171,7 @@ class Call:
         """
         # Under shard_map the outputs vary over the mesh like the inputs.
         kinds = (jax.typeof(x).manual_axis_type for x, _ in arrays)
-        kind = max(kinds, key=lambda found: len(found.varying))
+        kind = max(kinds, key=lambda kind: len(kind.varying))
         shapes = [
             jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=kind)
             for x, _ in outputs

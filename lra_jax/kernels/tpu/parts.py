@@ -56,7 +56,7 @@ class Group:
         if self.heads == 1:
             return x
         lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-        return zeroed(x, lane // width == head)
+        return zero_invalid(x, lane // width == head)
 
     def keys_of(self, x: jax.Array, head: int) -> jax.Array:
         """Keys with the columns of other heads zeroed."""
@@ -72,9 +72,9 @@ class Group:
             return state
         row = jax.lax.broadcasted_iota(jnp.int32, state.shape, 0) // self.width
         lane = jax.lax.broadcasted_iota(jnp.int32, state.shape, 1) // self.value_width
-        return zeroed(state, row == lane)
+        return zero_invalid(state, row == lane)
 
-    def packed(self, state: jax.Array) -> jax.Array:
+    def pack(self, state: jax.Array) -> jax.Array:
         """`[G H, G Hv]` -> `[H, G Hv]`, each head's block in its own columns."""
         state = self.diagonal(state)
         if self.packed_rows == self.columns:
@@ -82,8 +82,8 @@ class Group:
         width = self.width
         return plus(state[h * width : (h + 1) * width] for h in range(self.heads))
 
-    def unpacked(self, state: jax.Array) -> jax.Array:
-        """The inverse of `packed`."""
+    def unpack(self, state: jax.Array) -> jax.Array:
+        """The inverse of `pack`."""
         if self.packed_rows == self.columns:
             return state
         return self.diagonal(jnp.concatenate([state] * self.heads, 0))
@@ -209,9 +209,9 @@ class LinearChunk(Chunk):
 
     spec: Spec
 
-    def divided(self, num: jax.Array, dens: Terms) -> tuple[jax.Array, jax.Array]:
+    def divide(self, num: jax.Array, dens: Terms) -> tuple[jax.Array, jax.Array]:
         """The output `[C, G Hv]` and the reciprocal of its divisor."""
-        bounded = [self.spec.bounded(den) for den in dens]
+        bounded = [self.spec.bound(den) for den in dens]
         inverse = 1.0 / self.group.spread(bounded, self.group.value_width)
         return num * inverse, inverse
 
@@ -219,7 +219,7 @@ class LinearChunk(Chunk):
         self, num: jax.Array, dens: Terms, of_out: jax.Array
     ) -> tuple[jax.Array, Terms]:
         """The gradients of the numerators and of each head's denominators."""
-        out, inverse = self.divided(num, dens)
+        out, inverse = self.divide(num, dens)
         of_num = of_out.astype(jnp.float32) * inverse
         both = of_num * out
         of_dens = [
@@ -240,7 +240,7 @@ def lower(x: jax.Array) -> jax.Array:
     return jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) <= row, x, 0.0)
 
 
-def zeroed(x: jax.Array, valid: jax.Array) -> jax.Array:
+def zero_invalid(x: jax.Array, valid: jax.Array) -> jax.Array:
     """An array with zeros where it, or its row, is not valid, whatever it held."""
     return jnp.where(valid, x, jnp.zeros((), x.dtype))
 

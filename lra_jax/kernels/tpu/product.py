@@ -21,7 +21,7 @@ from lra_jax.kernels.tpu.parts import (
     start,
     valid_rows,
     write,
-    zeroed,
+    zero_invalid,
 )
 
 
@@ -36,7 +36,7 @@ def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
         kernel, [angles, *arrays], over_keys.sums(rows, over_keys.state_shapes)
     )
     out_shape = jax.ShapeDtypeStruct((rows, query.shape[1], columns), query.dtype)
-    arrays = [angles, (lay(query), over_queries.keys), *over_queries.placed(sums)]
+    arrays = [angles, (lay(query), over_queries.keys), *over_queries.lay_out(sums)]
     kernel = functools.partial(_apply_kernel, over_queries)
     outputs = [(out_shape, over_queries.values)]
     (out,) = over_queries.run(kernel, arrays, outputs)
@@ -55,11 +55,11 @@ def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gra
         *over_queries.sums(arrays[0][0].shape[0], over_queries.state_shapes),
     ]
     kernel = functools.partial(_queries_kernel, over_queries)
-    arrays += over_queries.placed(saved)
+    arrays += over_queries.lay_out(saved)
     of_query, *later = over_queries.run(kernel, [angles, *arrays], outputs)
     arrays = _pairs(over_keys, operands)
     outputs = [(like(x), spec) for x, spec in arrays[:2]]
-    arrays += over_keys.placed(later)
+    arrays += over_keys.lay_out(later)
     kernel = functools.partial(_keys_kernel, over_keys, operands.mask is not None)
     of_key, of_value = over_keys.run(kernel, [angles, *arrays], outputs)
     return over_keys.layout.gradients((of_query, of_key, of_value))
@@ -108,7 +108,7 @@ def _sum_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     start(state_ref, total_ref)
     state, total = read(call.spec.terms, state_ref, total_ref)
     for part, valid, terms, _ in _Rows(call, call.scale(scale), key, mask):
-        seen = zeroed(value[part], valid)
+        seen = zero_invalid(value[part], valid)
         state, total = call.chunk.grown(terms, seen, state, total)
     write(state_ref, total_ref, state, total)
 
@@ -117,8 +117,8 @@ def _apply_kernel(call: LinearCall, *refs: Any) -> None:
     scale, query, state_ref, total_ref, out = refs
     sums = read(call.spec.terms, state_ref, total_ref)
     for part, _, terms, _ in _Rows(call, call.scale(scale), query):
-        found = call.chunk.divided(*call.chunk.past(terms, *sums))[0]
-        out[part] = found.astype(out.dtype)
+        quotient = call.chunk.divide(*call.chunk.past(terms, *sums))[0]
+        out[part] = quotient.astype(out.dtype)
 
 
 def _queries_kernel(call: LinearCall, *refs: Any) -> None:
@@ -130,7 +130,7 @@ def _queries_kernel(call: LinearCall, *refs: Any) -> None:
     later: tuple[Terms, Terms] = read(call.spec.terms, later_state, later_total)
     for part, valid, terms, pull in _Rows(call, call.scale(scale), query):
         num, dens = chunk.past(terms, state, total)
-        of_num, of_dens = chunk.slopes(num, dens, zeroed(of_out[part], valid))
+        of_num, of_dens = chunk.slopes(num, dens, zero_invalid(of_out[part], valid))
         of_den = group.spread(of_dens, group.width)
         slopes = [
             chunk.dot(of_num, s, "nt") + of_den * z
@@ -148,10 +148,10 @@ def _keys_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     chunk = call.chunk
     state, total = read(call.spec.terms, state_ref, total_ref)
     for part, valid, terms, pull in _Rows(call, call.scale(scale), key, mask):
-        seen = zeroed(value[part], valid)
+        seen = zero_invalid(value[part], valid)
         slopes = [
             chunk.dot(seen, s, "nt") + z for s, z in zip(state, total, strict=True)
         ]
         of_key[part] = pull(slopes).astype(of_key.dtype)
-        found = plus(chunk.dot(k, s) for k, s in zip(terms, state, strict=True))
-        of_value[part] = zeroed(found, valid).astype(of_value.dtype)
+        slope = plus(chunk.dot(k, s) for k, s in zip(terms, state, strict=True))
+        of_value[part] = zero_invalid(slope, valid).astype(of_value.dtype)
