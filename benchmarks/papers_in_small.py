@@ -179,8 +179,11 @@ def make_plan(
 
 def train(plan: Sequence[runs.Planned]) -> dict[str, list[dict[str, Any]]]:
     """The results of a plan, by series."""
-    results = runs.run_all(plan) if plan else {}
-    return {name: [one.to_dict() for one in every] for name, every in results.items()}
+    groups = runs.run_all(plan) if plan else {}
+    return {
+        name: [result.to_dict() for result in group.results]
+        for name, group in groups.items()
+    }
 
 
 def series(name: str, rate: float) -> str:

@@ -11,7 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +23,7 @@ from lra_jax.errors import Range
 from lra_jax.files import expand_home, read_json
 
 if TYPE_CHECKING:
+    from lra_jax.reports.runs import Group
     from lra_jax.training.result import Result
 
 
@@ -115,15 +116,17 @@ def flags(config: Config) -> list[str]:
     ]
 
 
-def run_all(plan: Sequence[Planned]) -> dict[str, list["Result"]]:
-    """Runs a plan, reports the outcome, and returns the results by series.
+def run_all(plan: Sequence[Planned]) -> dict[str, "Group"]:
+    """Runs a plan, reports the outcome, and returns the finished runs by series.
 
     A run that fails is reported, and the others continue.
 
     Raises:
       Stopped: a signal was received, or runs failed (code 1), after the others ended.
     """
-    results: dict[str, list[Result]] = {}
+    from lra_jax.reports.runs import Group, Run
+
+    finished: dict[str, list[Run]] = {}
     failed = []
     for number, run in enumerate(plan, start=1):
         print(f"[{number}/{len(plan)}] {run.name}, in {run.workdir}", flush=True)
@@ -142,23 +145,23 @@ def run_all(plan: Sequence[Planned]) -> dict[str, list["Result"]]:
             if code == 0:
                 result = finished_result(run)
         if result is None:
-            failed.append(run)
+            failed.append(run.name)
             print(
                 f"error: {run.name} ended with code {code}; the others continue",
                 file=sys.stderr,
                 flush=True,
             )
         else:
-            results.setdefault(run.series, []).append(result)
-    for line in (*summarise(results), *best_by_validation(results)):
+            of_series = finished.setdefault(run.series, [])
+            of_series.append(Run(run.workdir, run.config, result, ()))
+    groups = {series: Group(tuple(runs)) for series, runs in finished.items()}
+    for line in (*summarise(groups), *best_by_validation(groups)):
         print(line)
     if failed:
-        names = "; ".join(run.name for run in failed)
-        print(
-            f"error: {len(failed)} of {len(plan)} runs failed: {names}", file=sys.stderr
-        )
+        line = f"error: {len(failed)} of {len(plan)} runs failed: {'; '.join(failed)}"
+        print(line, file=sys.stderr)
         raise Stopped(1)
-    return results
+    return groups
 
 
 def finished_result(run: Planned) -> "Result | None":
@@ -180,108 +183,59 @@ def finished_result(run: Planned) -> "Result | None":
     return result if result and result.steps >= run.config.train.steps else None
 
 
-def summarise(results: dict[str, list["Result"]]) -> Iterator[str]:
+def summarise(groups: Mapping[str, "Group"]) -> Iterator[str]:
     """A line for each series: mean and standard deviation over its seeds, of the test
     accuracy and of the validation metric that chose the checkpoints."""
-    for series, runs in results.items():
-        task = find_task(runs[0].task)
-        best = mean_and_deviation([task.accuracy_of(run.to_dict()) for run in runs])
-        last = mean_and_deviation([run.test_accuracy_last for run in runs])
-        shown = f"best checkpoint {best} %, last {last} %"
-        if task.by_parts and all(run.test_accuracy_by_length for run in runs):
-            shown = f"mean over the parts, best checkpoint {best} %"
-        seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
-        rule = _best_by(runs)
-        score = mean_and_deviation(_validation_scores(runs), _DIGITS[rule])
-        chosen = f"; chosen by validation {rule}{_where(runs)}, {score}{_UNITS[rule]}"
-        more = "".join(f", {words}" for words in _more_scores(runs))
-        yield f"{series}: test accuracy, {shown}{more}{chosen} ({seeds})"
-
-
-def _more_scores(runs: Sequence["Result"]) -> Iterator[str]:
-    """The mean of each score besides accuracy and loss, such as bits per byte."""
     from lra_jax.training.result import shared_scores
 
-    for name in shared_scores(runs):
-        words = name.removesuffix("_best").replace("_", " ")
-        yield f"{words} {mean_and_deviation([run.scores[name] for run in runs], 3)}"
+    for series, group in groups.items():
+        task, results = find_task(group.config.task), group.results
+        best = mean_and_deviation([task.accuracy_of(x.to_dict()) for x in results])
+        last = mean_and_deviation(group.numbers("test_accuracy_last"))
+        shown = f"best checkpoint {best} %, last {last} %"
+        if task.by_parts and all(x.test_accuracy_by_length for x in results):
+            shown = f"mean over the parts, best checkpoint {best} %"
+        for name in shared_scores(results):
+            score = mean_and_deviation([x.scores[name] for x in results], 3)
+            shown += f", {name.removesuffix('_best').replace('_', ' ')} {score}"
+        shown += f"; chosen by {_validation(group)}"
+        seeds = "1 seed" if len(results) == 1 else f"{len(results)} seeds"
+        yield f"{series}: test accuracy, {shown} ({seeds})"
 
 
-def best_by_validation(results: dict[str, list["Result"]]) -> Iterator[str]:
-    """A line for each task and mechanism with several series: the best by validation,
-    averaged over its seeds.
+def best_by_validation(groups: Mapping[str, "Group"]) -> Iterator[str]:
+    """A line for each task and mechanism with several series: the best of them, by
+    `lra_jax.reports.comparison.best_group`.
 
-    Series are compared by the metric that chose their checkpoints
-    (``--train.best_by``), and series of equal accuracy by their validation loss. Series
-    chosen by accuracy are not compared with series chosen by loss, nor are runs on
-    different examples. A series that lacks some seeds is left out: those runs may have
-    failed.
+    Series whose checkpoints were chosen by accuracy are not compared with those chosen
+    by loss (``--train.best_by``), nor are runs on different examples.
     """
-    groups: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {}
-    for series, runs in results.items():
-        first = runs[0]
-        kinds = groups.setdefault((first.task, first.mixers), {})
-        kinds.setdefault((first.best_by, first.data_fingerprint), []).append(series)
-    for (task, attention), kinds in groups.items():
-        lines = []
-        for names in kinds.values():
-            lines += _best_of({name: results[name] for name in names})
-        if len({rule for rule, _ in kinds}) > 1:
-            lines.append(
-                "runs chosen by accuracy and runs chosen by loss (--train.best_by) are "
-                "not compared"
+    from lra_jax.reports.comparison import best_group
+
+    comparable: dict[tuple[str, ...], dict[str, Group]] = {}
+    for series, group in groups.items():
+        config = group.config
+        key = config.task, config.mixers, config.train.best_by, group.fingerprint
+        comparable.setdefault(key, {})[series] = group
+    for (task, mixers, *_), by_series in comparable.items():
+        best = best_group([*by_series.values()])
+        if len(by_series) > 1 and best is not None:
+            (series,) = (name for name, group in by_series.items() if group is best)
+            yield (
+                f"{task}, {mixers}: best of {len(by_series)}: {series}, by "
+                f"{_validation(best)}"
             )
-        if len({examples for _, examples in kinds}) > 1:
-            lines.append("runs on different examples are not compared with each other")
-        yield from (f"{task}, {attention}: {line}" for line in lines)
 
 
-def _best_of(results: dict[str, list["Result"]]) -> Iterator[str]:
-    """The best of series that can be compared, after those that lack some seeds."""
-    most = max(map(len, results.values()))
-    for series, runs in results.items():
-        if len(runs) < most:
-            yield f"{series} has {len(runs)} of {most} seeds and is not compared"
-    compared = {name: runs for name, runs in results.items() if len(runs) == most}
-    if len(compared) < 2:
-        return
-    everything = [run for runs in compared.values() for run in runs]
-    rule = _best_by(everything)
-    means = {
-        series: statistics.fmean(_validation_scores(runs))
-        for series, runs in compared.items()
-    }
-
-    def rank(series: str) -> tuple[float, float]:
-        loss = statistics.fmean(run.valid_loss_best for run in compared[series])
-        return means[series] if rule == "loss" else -means[series], loss
-
-    best = min(compared, key=rank)
-    score = f"{means[best]:.{_DIGITS[rule]}f}{_UNITS[rule]}"
-    yield (
-        f"best by validation {rule}{_where(everything)} of {len(compared)}: "
-        f"{best} ({score})"
-    )
-
-
-_DIGITS = {"accuracy": 2, "loss": 4}
-_UNITS = {"accuracy": " %", "loss": ""}
-
-
-def _best_by(runs: Sequence["Result"]) -> str:
-    """The metric by which the runs of a series chose their best checkpoints."""
-    return runs[0].best_by
-
-
-def _where(runs: Sequence["Result"]) -> str:
-    """A warning if validation used the labels of the test."""
-    seen = any(run.validation == "test" for run in runs)
-    return " on the test split itself" if seen else ""
-
-
-def _validation_scores(runs: Sequence["Result"]) -> list[float]:
-    """That metric of each run."""
-    return [getattr(run, f"valid_{_best_by(runs)}_best") for run in runs]
+def _validation(group: "Group") -> str:
+    """The metric that chose the checkpoints, and its mean over the seeds."""
+    if group.config.train.best_by == "loss":
+        metric, score = "loss", mean_and_deviation(group.numbers("valid_loss_best"), 4)
+    else:
+        score = f"{mean_and_deviation(group.numbers('valid_accuracy_best'))} %"
+        metric = "accuracy"
+    where = " on the test split itself" if group.last_only else ""
+    return f"validation {metric}{where}, {score}"
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:

@@ -145,7 +145,6 @@ train --task=lm --data.path=nowhere ~ --data.path
 train --task=lm --train.seq_devices=2 ~ --train.seq_devices
 sweep --attention=softmax --suite=foo ~ --suite: expected one of
 sweep ~ --attention: expected mechanisms, as in softmax,cosformer, got none
-sweep --attention ~ --attention: expected a value, got none
 sweep --attention=softmax,,flow ~ --attention: expected distinct names
 sweep --attention=flow --lr=1e-3,0.001 ~ sweep: expected values that differ
 sweep --attention=cosfomer ~ did you mean 'cosformer'?

@@ -3,11 +3,14 @@
 import contextlib
 import json
 import signal
+from pathlib import Path
 
 import helpers
 import pytest
 
 from lra_jax import cli, report, runs, sweep, train
+from lra_jax.configs import get_preset
+from lra_jax.reports.runs import Group, Run
 
 
 def result_of(config):
@@ -20,10 +23,12 @@ def result_of(config):
     )
 
 
-def series_of(attention, **scores):
-    """A result as far as comparisons by validation read it."""
-    names = {"task": "t", "attention": attention, "mixers": attention}
-    return helpers.result(**names | scores)
+def group_of(*results, task="listops", attention="flow", **changes):
+    """A group of runs as far as comparisons by validation read it."""
+    config = get_preset(task, None, attention)
+    config = config.replace(train={"best_by": "accuracy"}, **changes)
+    made = [helpers.result(**{"task": task} | values) for values in results]
+    return Group(tuple(Run(Path(), config, result, ()) for result in made))
 
 
 @pytest.fixture
@@ -96,12 +101,14 @@ def test_a_suite_is_run_with_the_rates_of_its_protocol(started, tmp_path, capsys
     # A given option is not varied.
     sweep.main([*one, "--train.learning_rate=0.1"])
     assert len(started) == 3
-    plan = sweep._plan("state", [], ["flow"])
+    plan = sweep.make_plan(["--suite=state", "--attention=flow"])
     tests = ["parity", "modular", "modular-brackets", "s5", "a5"]
     assert [run.config.task for run in plan] == tests
-    plan = sweep._plan("state", ["--task=s5, parity"], ["flow"])
+    tests = "--task=s5, parity"
+    plan = sweep.make_plan(["--suite=state", "--attention=flow", tests])
     assert [run.config.task for run in plan] == ["s5", "parity"]
-    plan = sweep._plan("recall", ["--preset=official"], ["flow"])
+    official = "--preset=official"
+    plan = sweep.make_plan(["--suite=recall", "--attention=flow", official])
     assert [run.config.task for run in plan] == ["mqar"] * 4 + ["needle"] * 3
 
 
@@ -164,15 +171,14 @@ def test_a_stopped_sweep_says_how_to_go_on(tmp_path, monkeypatch, capsys, seeds)
     ("flags", "part"),
     [
         ("--suite=mad --atention=flow", "mean '--attention'"),
-        ("--attention=flow --attention=linear", "got 'flow' and 'linear'"),
         ("--attention=flow --seeds=0", "--seeds: expected 1 to 1000, got 0"),
-        ("--attention=flow --seed=0,1", "--seeds=N"),
+        ("--attention=flow --seed=0,1", "'0,1'"),
         ("--attention=flow --suite=states", "did you mean 'state'"),
         ("--attention=flow --suite=mad --task=mqar", "--task"),
         ("--attention=linear --suite=mad --model.is_causal=False", "is_causal"),
         ("--attention=linformer --suite=recall", "causal form"),
         ("--attention=flow --preset=compact,moden", "mean 'modern'"),
-        ("--attention=flow --preset=compact,", "--preset: expected one of"),
+        ("--attention=flow --preset=compact,", "--preset: expected distinct names"),
         ("--attention=flow --model.attention_options=clip=1|clop=3", "clop"),
         ("--attention=flow --model.attention_options=clip=1|clip=1", "values that"),
         ("--attention=flow --train.curriculum=700:0.6|x", "curriculum: expected"),
@@ -234,35 +240,36 @@ def test_of_a_flag_given_twice_the_last_counts(started, tmp_path):
 
 
 def test_the_best_by_validation_is_named():
+    """Of those with the most seeds, as the page of a report compares them."""
     scores = {"flow --a=1": (30, 33), "flow --a=2": (40, 32), "softmax": (90, 90)}
-    results = {
-        series: [series_of(series.split()[0], valid_accuracy_best=v) for v in values]
+    groups = {
+        series: group_of(
+            *({"valid_accuracy_best": value} for value in values),
+            attention=series.split()[0],
+        )
         for series, values in scores.items()
     }
-    assert list(runs.best_by_validation(results)) == [
-        "t, flow: best by validation accuracy of 2: flow --a=2 (36.00 %)"
-    ]
-    del results["flow --a=2"][1]
-    results["flow --a=2"][0] = series_of("flow", valid_accuracy_best=99)
-    assert list(runs.best_by_validation(results)) == [
-        "t, flow: flow --a=2 has 1 of 2 seeds and is not compared"
-    ]
+    best = "listops, flow: best of 2: flow --a=2, by validation accuracy, 36.00 +- 5.66"
+    assert list(runs.best_by_validation(groups)) == [f"{best} %"]
+    groups["flow --a=2"] = group_of({"valid_accuracy_best": 99})
+    (line,) = runs.best_by_validation(groups)
+    assert "best of 2: flow --a=1, by validation accuracy, 31.50" in line
 
 
 def test_scores_of_a_task_are_summarised():
     seeds = [{"bits_per_byte_best": x, "bits_per_byte_last": x} for x in (2.0, 2.5)]
-    results = {"flow": [series_of("flow", task="lm", scores=x) for x in seeds]}
-    (line,) = runs.summarise(results)
+    group = group_of(*({"scores": x} for x in seeds), task="lm")
+    (line,) = runs.summarise({"flow": group})
     assert "last 29.00 +- 0.00 %, bits per byte 2.250 +- 0.354; chosen by" in line
 
 
 def test_runs_on_other_examples_are_not_compared():
-    results = {
-        "bytes": [series_of("gla", valid_accuracy_best=40)],
-        "words": [series_of("gla", valid_accuracy_best=60, data_fingerprint="cd")],
+    other = {"valid_accuracy_best": 60, "data_fingerprint": "cd"}
+    groups = {
+        "bytes": group_of({"valid_accuracy_best": 40}),
+        "words": group_of(other),
     }
-    (line,) = runs.best_by_validation(results)
-    assert line.endswith("runs on different examples are not compared with each other")
+    assert list(runs.best_by_validation(groups)) == []
 
 
 def test_a_run_on_files_is_asked_whether_they_have_changed(started, tmp_path, capsys):
@@ -277,17 +284,21 @@ def test_a_run_on_files_is_asked_whether_they_have_changed(started, tmp_path, ca
 
 
 def test_validation_on_the_test_itself_is_said():
-    """As in LRA's code for text, whose best checkpoint has seen the test."""
-    text = {"task": "text", "validation": "test", "test_accuracy_last": 64}
-    results = {
-        f"flow --a={n}": [series_of("flow", **text, valid_accuracy_best=67 - n)]
+    """As in LRA's code for text, whose best checkpoint has seen the test: none of
+    several settings is the best."""
+    text = {"validation": "test", "test_accuracy_last": 64}
+    groups = {
+        f"flow --a={n}": group_of(
+            text | {"valid_accuracy_best": 67 - n},
+            task="text",
+            data={"validation": "test"},
+        )
         for n in (1, 2)
     }
     words = "validation accuracy on the test split itself"
-    first, _ = runs.summarise(results)
+    first, _ = runs.summarise(groups)
     assert f"last 64.00 %; chosen by {words}, 66.00 % (1 seed)" in first
-    (line,) = runs.best_by_validation(results)
-    assert line == f"text, flow: best by {words} of 2: flow --a=1 (66.00 %)"
+    assert list(runs.best_by_validation(groups)) == []
 
 
 def test_the_best_by_validation_goes_by_the_figure_of_the_runs(
@@ -302,15 +313,15 @@ def test_the_best_by_validation_goes_by_the_figure_of_the_runs(
         assert high.endswith("last 29.00 %; chosen by validation loss, 0.3000 (1 seed)")
         assert low.endswith("last 29.00 %; chosen by validation loss, 0.1000 (1 seed)")
         assert best == (
-            "listops, flow: best by validation loss of 2: "
-            "flow --train.learning_rate=1e-3 (0.1000)"
+            "listops, flow: best of 2: flow --train.learning_rate=1e-3, by validation "
+            "loss, 0.1000"
         )
     # Runs that go by different figures are not compared.
     sweep.main([*flags, rates, "--train.best_by=loss,accuracy"])
     out = capsys.readouterr().out
-    assert "best by validation loss of 2: flow --train.learning_rate=1e-3 " in out
-    assert "best by validation accuracy of 2: flow --train.learning_rate=3e-3 " in out
-    assert "loss (--train.best_by) are not compared" in out
+    for rate, metric in (("1e-3", "loss"), ("3e-3", "accuracy")):
+        best = f"best of 2: flow --train.learning_rate={rate} "
+        assert f"{best}--train.best_by={metric}, by validation {metric}, " in out
 
 
 def test_a_failed_run_of_a_sweep_is_named_by_its_values(started, tmp_path, capsys):

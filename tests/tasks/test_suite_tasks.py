@@ -21,7 +21,6 @@ from lra_jax.tasks.base import classification_loss
 from lra_jax.training import Interrupted
 from lra_jax.training.console import RunConsole
 from lra_jax.training.restore import predictions
-from lra_jax.training.result import Result
 from lra_jax.training.session import Session
 from lra_jax.training.summary import show_result
 from lra_jax.training.trainer import Trainer
@@ -144,7 +143,7 @@ def test_the_score_of_a_test_by_parts_is_their_mean(tmp_path, capsys):
     scaled = (mean - result["chance"]) / (100 - result["chance"])
     assert result["test_scaled_accuracy"] == pytest.approx(scaled)
     assert f"the mean over the parts is {100 * scaled:.1f} % of the way" in said
-    (line,) = runs.summarise({"linear": [Result.from_dict(result)]})
+    (line,) = runs.summarise({"linear": group_runs(read_runs(tmp_path)[0])[0]})
     assert f"mean over the parts, best checkpoint {mean:.2f} %" in line
     (row,) = exports.rows(group_runs(read_runs(tmp_path)[0]))
     assert row["mean_over_parts"] == pytest.approx(mean)
