@@ -39,9 +39,10 @@ class SequenceDataset:
         longer sequences; none for data on disk.
       sequences: the names of the sequences of an example; one, or two for a pair of
         documents.
-      vocab_size: token ids are below this.
+      vocab_size: token ids are below this; for real vectors, their width C.
       token_dtype: the dtype of the tokens.
-      num_classes: labels are below this.
+      token_shape: `(C,)` if each token is a vector `[C]`, as in time series.
+      num_classes: labels are below this; how many numbers, if labels are numbers.
       classes: the word of each label, in order; None if labels are numbers only.
       max_length: no sequence is longer than this.
       image_shape: rows and columns, if a sequence is an image; else None.
@@ -55,6 +56,7 @@ class SequenceDataset:
     parts: tuple[str, ...] = ()
     sequences: tuple[str, ...] = ("tokens",)
     image_shape: tuple[int, int] | None = None
+    token_shape: tuple[int, ...] = ()
     raw: dict[str, Any] | None = None
     decode: Callable[[np.ndarray], str] | None = None
     classes: Sequence[str] | None = None
@@ -94,7 +96,7 @@ class SequenceDataset:
 
     def labels(self, split: str) -> np.ndarray:
         """The labels of a split, integers `[n]`, or `[n, K]` at `positions`, padded
-        with -1."""
+        with -1; float32 `[n]` where numbers are to be predicted."""
         return self._labels[self._checked(split)]
 
     def positions(self, split: str) -> np.ndarray | None:
@@ -123,7 +125,8 @@ class SequenceDataset:
     def source(self, split: str) -> Source:
         """Random access to a split.
 
-        Element i is a dict with `token_dtype [length]` for each name of `arrays`, and,
+        Element i is a dict with `token_dtype [length, *token_shape]` for each name of
+        `sequences`, and,
         from disk, the integer `label`. `__getitems__(ids)` reads several at once.
         """
         return _Records(self._builder.as_data_source(split=self._checked(split)), self)

@@ -18,13 +18,14 @@ def packed(
     """Arranges the examples of a batch in rows.
 
     Args:
-      batch: ``tokens`` `[B, L]`, ``lengths`` and ``labels`` `[B]`.
+      batch: ``tokens`` `[B, L]` or `[B, L, C]`, ``lengths`` and ``labels`` `[B]`.
       length: T of a row, at least that of the longest example.
       multiple: the number of rows is rounded up to a multiple of this.
 
     Returns:
-      ``tokens`` and ``segment_ids`` `[R, T]`, the latter 1, 2, ... for the examples of
-      a row and 0 for padding; ``labels`` `[R, D]`, -1 where a row has fewer than D.
+      ``tokens`` `[R, T]` or `[R, T, C]` and ``segment_ids`` `[R, T]`, the latter 1, 2,
+      ... for the examples of a row and 0 for padding; ``labels`` `[R, D]`, -1 (of
+      numbers, NaN) where a row has fewer than D.
     """
     tokens, lengths, labels = (batch[x] for x in ("tokens", "lengths", "labels"))
     rows: list[list[int]] = []
@@ -39,10 +40,11 @@ def packed(
         room[row] -= size
     count = -(-len(rows) // multiple) * multiple
     most = -(-max(map(len, rows)) // _EXAMPLES) * _EXAMPLES
+    no_label = np.nan if labels.dtype.kind == "f" else -1
     made = {
-        "tokens": np.zeros((count, length), tokens.dtype),
+        "tokens": np.zeros((count, length, *tokens.shape[2:]), tokens.dtype),
         "segment_ids": np.zeros((count, length), np.int32),
-        "labels": np.full((count, most), -1, labels.dtype),
+        "labels": np.full((count, most), no_label, labels.dtype),
     }
     for row, examples in enumerate(rows):
         place = 0

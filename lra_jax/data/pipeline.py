@@ -9,8 +9,9 @@ numpy arrays:
     labels   int32   [batch]
     weights  float32 [batch]                  evaluation only: 0 for a filler row
 
-Larger vocabularies have tokens of a wider dtype. If labels belong to positions they are
-`[batch, K]`, -1 where a row has fewer than K, and there are also
+Larger vocabularies have tokens of a wider dtype, and real vectors are float32 `[batch,
+bucket length, C]`. Numbers to predict are float32 labels. If labels belong to positions
+they are `[batch, K]`, -1 where a row has fewer than K, and there are also
 
     positions  int32 [batch, K]
 
@@ -249,7 +250,7 @@ class _Reader:
         self._labels = dataset.labels(split)
         self._positions = dataset.positions(split)
         self._sequences = dataset.sequences
-        self._dtype = dataset.token_dtype
+        self._dtype, self._shape = dataset.token_dtype, dataset.token_shape
 
     def read(
         self,
@@ -269,7 +270,7 @@ class _Reader:
         width = min(batch.length, limit or batch.length)
         arrays = {}
         for name in self._sequences:
-            tokens = np.zeros((len(records), width), self._dtype)
+            tokens = np.zeros((len(records), width, *self._shape), self._dtype)
             lengths = np.zeros(len(records), np.int32)
             for row, record in enumerate(records):
                 whole = record[name]
@@ -281,7 +282,9 @@ class _Reader:
             arrays[name.replace("tokens", "lengths", 1)] = lengths
         if self._positions is not None:
             arrays["positions"] = self._positions[batch.ids]
-        return arrays | {"labels": self._labels[batch.ids].astype(np.int32)}
+        labels = self._labels[batch.ids]
+        is_number = labels.dtype.kind == "f"
+        return arrays | {"labels": labels.astype(np.float32 if is_number else np.int32)}
 
 
 def _example_lengths(dataset: SequenceDataset, split: str) -> np.ndarray:

@@ -128,8 +128,8 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
 
     Args:
       mesh: a mesh from `make_mesh`.
-      batch: the rows that this process reads (`data_shard`); arrays of two axes are
-        sequences, padded with zeros to `padded_length`.
+      batch: the rows that this process reads (`data_shard`); arrays of two axes or
+        more are sequences, padded with zeros to `padded_length`.
     """
     index, count = data_shard(mesh)
 
@@ -137,7 +137,8 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
         names = ("data", "seq") if rows.ndim > 1 else ("data",)
         if rows.ndim > 1:
             missing = padded_length(mesh, rows.shape[1]) - rows.shape[1]
-            rows = np.pad(rows, ((0, 0), (0, missing))) if missing else rows
+            widths = ((0, 0), (0, missing), *((0, 0),) * (rows.ndim - 2))
+            rows = np.pad(rows, widths) if missing else rows
         shape = (len(rows) * count, *rows.shape[1:])
         first = index * len(rows)
 

@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from lra_jax.data import series, series_files
+from lra_jax.data import pipeline, series, series_files
+from lra_jax.data.packing import packed
 
 HEADER = """#A comment
 % another
@@ -30,6 +31,7 @@ TRAIN = f"""{HEADER}1.5,1.0,?,2.0:0,1,2,3:ae
 2,0:4,5:oe
 """
 TEST = f"{HEADER}1,2,3,4,5,6:?,?,?,?,?,?:oe\n"
+ARRAYS = ("tokens", "lengths", "labels")
 NUMBERS = "@timestamps false\n@univariate true\n@targetlabel true\n@data\n"
 
 
@@ -267,3 +269,40 @@ def test_how_to_get_the_default(monkeypatch):
     monkeypatch.setattr(series.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install lra_jax\[series\]"):
         prepare(None)
+
+
+def test_batches_are_padded_with_zeros(folder):
+    dataset = prepare(folder, validation="test")
+    batches = pipeline.train_iterator(
+        dataset, batch_size=4, seed=0, num_steps=4, buckets=(2, 4), num_threads=0
+    )
+    source = dataset.source("train")
+    labels = dataset.labels("train").tolist()
+    rows = {x["tokens"].tobytes(): y for x, y in zip(source, labels, strict=True)}
+    for batch in batches:
+        assert (batch["tokens"].dtype, batch["labels"].dtype) == (np.float32, np.int32)
+        assert batch["tokens"].shape[1:] in ((2, 2), (4, 2))
+        for tokens, length, label in zip(*(batch[x] for x in ARRAYS), strict=True):
+            assert rows[tokens[:length].tobytes()] == label
+            assert not tokens[length:].any()
+
+
+def test_packed_vectors_and_numbers():
+    rng = np.random.default_rng(0)
+    lengths = np.array([3, 5, 2, 1], np.int32)
+    tokens = rng.normal(size=(4, 5, 2)).astype(np.float32)
+    labels = np.arange(4, dtype=np.float32) / 2
+    made = packed({"tokens": tokens, "lengths": lengths, "labels": labels}, 6)
+    assert made["tokens"].shape == (*made["segment_ids"].shape, 2)
+    assert sorted(made["labels"][~np.isnan(made["labels"])].tolist()) == [
+        0,
+        0.5,
+        1,
+        1.5,
+    ]
+    for row, number in np.argwhere(~np.isnan(made["labels"])).tolist():
+        example = int(2 * made["labels"][row, number])
+        inside = made["segment_ids"][row] == number + 1
+        np.testing.assert_array_equal(
+            made["tokens"][row, inside], tokens[example, : lengths[example]]
+        )
