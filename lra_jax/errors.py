@@ -1,13 +1,23 @@
 """The single form of errors in user input: ``name: expected ..., got ...``."""
 
+import collections.abc
 import contextlib
 import dataclasses
 import difflib
 import math
 import numbers
 import os
+import types
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 
 class InputError(ValueError):
@@ -106,23 +116,41 @@ def check_types(settings: Any, prefix: str = "") -> None:
     number's annotation; the error's name is the field's, after the prefix. Integers
     must fit into 32 bits, like those of arrays and seeds.
     """
-    ranges = _ranges(type(settings))
-    for name, kind in get_type_hints(type(settings)).items():
-        value = getattr(settings, name)
-        if get_origin(kind) is Literal:
-            known(f"{prefix}{name}", value, get_args(kind))
-            continue
-        kinds = get_args(kind) or (kind,)
-        if not set(kinds) <= _WORDS.keys():
-            continue
-        if not any(_is_of(one, value) for one in kinds):
-            needed = " or ".join(_WORDS[one] for one in kinds)
-            raise expected(f"{prefix}{name}", needed, f"{value!r}")
-        if isinstance(value, int) and abs(value) > _LARGEST:
-            needed = f"a number of at most {_LARGEST}"
-            raise expected(f"{prefix}{name}", needed, f"{value}"[:60])
-        if name in ranges and value is not None and value not in ranges[name]:
-            raise expected(f"{prefix}{name}", ranges[name].words, f"{value!r}")
+    hints = get_type_hints(type(settings), include_extras=True)
+    for name, hint in hints.items():
+        _check_type(f"{prefix}{name}", hint, getattr(settings, name))
+
+
+def _check_type(name: str, hint: Any, value: Any) -> None:
+    """The same for one value, or for those of a ``Mapping``."""
+    ranges, kinds = [], []
+    pending = [hint]
+    while pending:  # Both ``Rate | None`` and its parts.
+        kind = pending.pop(0)
+        if get_origin(kind) is Annotated:
+            ranges += [x for x in kind.__metadata__ if isinstance(x, Range)]
+            pending.insert(0, kind.__origin__)
+        elif get_origin(kind) in (Union, types.UnionType):
+            pending += get_args(kind)
+        else:
+            kinds.append(kind)
+    alone = get_origin(kinds[0]) if len(kinds) == 1 else None
+    if alone is Literal:
+        known(name, value, get_args(kinds[0]))
+    elif alone is collections.abc.Mapping:
+        if not isinstance(value, dict):
+            raise expected(name, "a dict", f"{value!r}"[:60])
+        for key, part in value.items():
+            _check_type(f"{name}: {key}", get_args(kinds[0])[1], part)
+    if not set(kinds) <= _WORDS.keys():
+        return
+    if not any(_is_of(kind, value) for kind in kinds):
+        raise expected(name, " or ".join(_WORDS[x] for x in kinds), f"{value!r}"[:60])
+    if isinstance(value, int) and float not in kinds and abs(value) > _LARGEST:
+        raise expected(name, f"a number of at most {_LARGEST}", f"{value}"[:60])
+    for one in ranges:
+        if value is not None and value not in one:
+            raise expected(name, one.words, f"{value!r}"[:60])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,17 +181,9 @@ Positive = Annotated[float, Range("a positive finite number", above=0)]
 NotNegative = Annotated[float, Range("0 or a positive finite number")]
 Rate = Annotated[float, Range("a number in [0, 1)", below=1)]
 Name = Annotated[str, Range("a name", 1)]
-
-
-def _ranges(kind: type) -> dict[str, Range]:
-    """The range of each field that has one."""
-    ranges = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        for one in (hint, *get_args(hint)):  # Of ``Rate | None``, too.
-            for note in getattr(one, "__metadata__", ()):
-                if isinstance(note, Range):
-                    ranges[name] = note
-    return ranges
+Percent = Annotated[float, Range("a number from 0 to 100", 0, 100)]
+Amount = Annotated[float, Range("0 or a positive number", 0, 1e18)]
+Finite = Annotated[float, Range("a finite number", -1e18, 1e18)]
 
 
 _WORDS = {

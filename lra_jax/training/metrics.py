@@ -1,7 +1,9 @@
 """Metrics as JSON lines, as TensorBoard events if tensorboardX is installed, and for
 Weights & Biases if the run asks for it."""
 
+import importlib.util
 import json
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,6 @@ from lra_jax import seals
 from lra_jax.data.checks import shortened
 from lra_jax.errors import expected
 from lra_jax.files import parse_json, read_bytes, write_text
-from lra_jax.training.events import EventsFile
 from lra_jax.training.tracking import Tracker
 
 FILE = "metrics.jsonl"
@@ -44,7 +45,7 @@ class MetricsWriter:
         write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
         # Unbuffered: a failed write is noticed at once, and not retried.
         self._file = self._path.open("ab", buffering=0)
-        self._events = EventsFile(workdir / "events", resume_step)
+        self._events = _open_events(workdir / "events", resume_step)
         self._tracker = tracker
 
     def write(self, step: int, split: str, **values: float) -> None:
@@ -55,7 +56,8 @@ class MetricsWriter:
         try:
             self._file.write(f"{json.dumps(line)}\n".encode())
             named = {f"{split}/{name}": value for name, value in values.items()}
-            self._events.write(step, named)
+            if self._events is not None:
+                _write_events(self._events, step, named)
             if self._tracker is not None:
                 self._tracker.write(step, named)
         except OSError as error:
@@ -66,7 +68,41 @@ class MetricsWriter:
         """Closes the files."""
         if self._file is not None:
             self._file.close()
-            self._events.close()
+            if self._events is not None:
+                self._events.close()
+
+
+def _open_events(folder: Path, resume_step: int) -> Any:
+    """A file for TensorBoard, if tensorboardX is installed; later steps in earlier
+    files are discarded.
+
+    Not a SummaryWriter: its thread keeps data that a full disk refuses, and reports
+    that only when the process ends.
+    """
+    if importlib.util.find_spec("tensorboardX") is None:
+        return None
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto import event_pb2
+
+    folder.mkdir(exist_ok=True)
+    file = EventsWriter(f"{folder}/{time.time_ns()}")
+    messages: Any = event_pb2
+    begin = {"step": resume_step + 1, "session_log": {"status": "START"}}
+    file.write_event(messages.Event(wall_time=time.time(), **begin))
+    return file
+
+
+def _write_events(file: Any, step: int, values: Mapping[str, float]) -> None:
+    from tensorboardX.proto import event_pb2
+    from tensorboardX.summary import scalar
+
+    messages: Any = event_pb2
+    for name, value in values.items():
+        shown = scalar(name, value)
+        file.write_event(
+            messages.Event(wall_time=time.time(), step=step, summary=shown)
+        )
+    file.flush()
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:

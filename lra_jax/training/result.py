@@ -1,20 +1,26 @@
 """The result of a run: one dataclass, which ``result.json`` holds with a seal."""
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from lra_jax import seals
-from lra_jax.errors import expected, within
+from lra_jax.errors import (
+    Amount,
+    Count,
+    Finite,
+    Percent,
+    Size,
+    check_types,
+    expected,
+    within,
+)
 from lra_jax.files import read_json, write_json
 from lra_jax.training.workdir import identify
 
 FILE = "result.json"
 """The name of the file in a run directory."""
-
-_LARGEST = 1e18
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,30 +52,30 @@ class Result:
     mixers: str = ""
     preset: str = ""
     seed: int = 0
-    test_accuracy_best: float
-    test_accuracy_last: float
-    test_loss_best: float | None = None
-    test_loss_last: float | None = None
-    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    test_examples: int
-    test_accuracy_by_length: Mapping[str, float] = dataclasses.field(
+    test_accuracy_best: Percent
+    test_accuracy_last: Percent
+    test_loss_best: Finite | None = None
+    test_loss_last: Finite | None = None
+    scores: Mapping[str, Finite] = dataclasses.field(default_factory=dict)
+    test_examples: Size
+    test_accuracy_by_length: Mapping[str, Percent] = dataclasses.field(
         default_factory=dict
     )
-    chance: float | None = None
-    test_scaled_accuracy: float | None = None
-    state_size: int | None = None
-    valid_accuracy_best: float
-    valid_loss_best: float
-    best_step: int
+    chance: Percent | None = None
+    test_scaled_accuracy: Finite | None = None
+    state_size: Amount | None = None
+    valid_accuracy_best: Percent
+    valid_loss_best: Finite
+    best_step: Count
     best_by: str = "accuracy"
     validation: str = "holdout"
-    steps: int
-    steps_per_second: float
+    steps: Count
+    steps_per_second: Amount
     steps_per_second_kind: str = "warm"
-    data_wait: float | None = None
-    seconds: float
-    parameters: int
-    peak_memory_bytes: int
+    data_wait: Amount | None = None
+    seconds: Amount
+    parameters: Amount
+    peak_memory_bytes: Amount
     peak_memory_kind: str = ""
     data: str = ""
     data_fingerprint: str = ""
@@ -81,28 +87,7 @@ class Result:
 
     def __post_init__(self) -> None:
         """Refuses values that tables cannot show, or would show as invalid numbers."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type in (int, float):
-                _check_number(field.name, value)
-            elif field.type in (float | None, int | None) and value is not None:
-                _check_finite(field.name, value)
-            elif field.type in (str, bool) and not isinstance(value, field.type):
-                raise expected(field.name, field.type.__name__, repr(value))
-        for name, value in self.scores.items():
-            _check_finite(f"test_{name}", value)
-        for name in ("test_accuracy_by_length", "versions"):
-            if not isinstance(getattr(self, name), dict):
-                raise expected(name, "dict", repr(getattr(self, name)))
-        for name, value in self.test_accuracy_by_length.items():
-            place = f"test_accuracy_by_length: {name}"
-            if not re.fullmatch(r"(\d+/)?\d+", name):
-                raise expected(place, "a length, or length/pairs", repr(name))
-            if not isinstance(value, int | float) or not 0 <= value <= 100:
-                raise expected(place, "percent", repr(value))
-        for name, version in self.versions.items():
-            if not isinstance(version, str):
-                raise expected(f"versions: {name}", "text", repr(version))
+        check_types(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of the file; what the task does not have is left out."""
@@ -122,31 +107,17 @@ class Result:
         Raises:
           ValueError: a value is missing, or is not of its type or in its range.
         """
-        settings: dict[str, Any] = {}
-        scores: dict[str, float] = {}
-        for field in dataclasses.fields(cls):
-            required = dataclasses.MISSING is field.default is field.default_factory
-            if field.name in values or required:
-                settings[field.name] = values.get(field.name)
-        for name, value in values.items():
-            if name.startswith("test_") and name not in settings:
-                scores[name.removeprefix("test_")] = value
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        settings: dict[str, Any] = {x: values[x] for x in known if x in values}
+        for name, field in known.items():
+            if dataclasses.MISSING is field.default is field.default_factory:
+                settings.setdefault(name, None)
+        scores = {
+            name.removeprefix("test_"): value
+            for name, value in values.items()
+            if name.startswith("test_") and name not in known
+        }
         return cls(**settings, scores=scores)
-
-
-def _check_finite(name: str, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= _LARGEST:
-        raise expected(name, "a finite number", f"{value!r}"[:60])
-
-
-def _check_number(name: str, value: Any) -> None:
-    _check_finite(name, value)
-    least = 1 if name == "test_examples" else 0
-    if value < least and name not in ("valid_loss_best", "seed"):
-        raise expected(name, f"a number of at least {least}", value)
-    if "accuracy" in name and value > 100:
-        raise expected(name, "percent", value)
 
 
 def write_result(workdir: Path, result: Result) -> None:
