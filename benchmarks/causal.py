@@ -55,7 +55,7 @@ PASSES = {"forward": False, "forward+backward": True}
 TOLERANCE = 1e-4
 # A case is skipped if one run would take this long and 10 times our own, or this much
 # memory.
-MAX_SECONDS, MAX_BYTES = 4.0, 8e9
+MAX_SECONDS, MAX_MB = 4.0, 8e3
 # A case is repeated --repeats times, or until its runs have taken this long together.
 BUDGET_SECONDS = 1.0
 # A run shorter than this is timed after an untimed one.
@@ -65,7 +65,7 @@ ALLOCATORS = {"default": {"LRA_JAX_ALLOCATOR": "system"}, "tuned": {}}
 MEASURING = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}
 
 Function = Callable[[Any, Any, Any], Any]
-Case = tuple[str, str, int]  # form, pass, length
+Row = dict[str, Any]
 
 
 class Form(NamedTuple):
@@ -264,12 +264,12 @@ class Worker:
         self.arrays: dict[tuple[int, bool], list[Any]] = {}
         self.runs: dict[tuple[str, bool], Callable[[], Any]] = {}
 
-    def ready(self, form: str, length: int, gradient: bool) -> dict[str, Any]:
+    def ready(self, form: str, length: int, gradient: bool) -> Row:
         """Compiles a form and runs it once; returns the seconds of that run."""
         self._compile(form, length, gradient)
         return self.time(form, gradient)
 
-    def time(self, form: str, gradient: bool, warm: bool = False) -> dict[str, Any]:
+    def time(self, form: str, gradient: bool, warm: bool = False) -> Row:
         """Seconds of one run, after an untimed one if ``warm``.
 
         The untimed run refills the caches, which another process has used meanwhile,
@@ -284,19 +284,16 @@ class Worker:
         del results
         return {"seconds": seconds}
 
-    def drop(self) -> dict[str, Any]:
+    def drop(self) -> Row:
         """Frees the compiled forms and the arrays."""
         self.runs.clear()
         self.arrays.clear()
         gc.collect()
         return {}
 
-    def memory(self, form: str, length: int, gradient: bool) -> dict[str, Any]:
-        """The growth of the resident peak during one run, in bytes, and its seconds.
-
-        The growth includes the results, whose size is returned too; it is None where
-        the system does not report it.
-        """
+    def memory(self, form: str, length: int, gradient: bool) -> Row:
+        """The growth of the resident peak during one run, in megabytes, with and
+        without the results, and its seconds; None where the system does not say."""
         run = self._compile(form, length, gradient)
         gc.collect()
         before, start = _reset_peak(), time.perf_counter()
@@ -305,10 +302,12 @@ class Worker:
         size = sum(x.nbytes for x in results)
         del run, results
         self.drop()
-        growth = None if before is None or peak is None else peak - before
-        return {"growth": growth, "results": size, "seconds": seconds}
+        growth = extra = None
+        if before is not None and peak is not None:
+            growth, extra = (round((peak - before - x) / 1e6, 1) for x in (0, size))
+        return {"growth_mb": growth, "extra_mb": extra, "seconds": seconds}
 
-    def save(self, form: str, length: int, file: str) -> dict[str, Any]:
+    def save(self, form: str, length: int, file: str) -> Row:
         """Writes output and gradients, `[B, T, N, H]`."""
         arrays = [np.asarray(x) for x in self._compile(form, length, True)()]
         if EVERY[form].heads_first:
@@ -435,8 +434,8 @@ class Workers:
         }
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
-    def try_to(self, do: str, library: str, **request: Any) -> dict[str, Any]:
-        """Sends a request; the answer has "error" if it failed."""
+    def ask(self, do: str, library: str, fails: bool = False, **request: Any) -> Row:
+        """Sends a request; if it may fail, the answer may have "error"."""
         if library not in self.processes:
             self.processes[library] = subprocess.Popen(
                 [sys.executable, __file__, f"--worker={library}"],
@@ -449,15 +448,12 @@ class Workers:
         assert process.stdin is not None and process.stdout is not None
         print(json.dumps({"do": do, **request}), file=process.stdin, flush=True)
         line = process.stdout.readline()
-        if not line:
+        if line:
+            answer = json.loads(line)
+        else:
             self.processes.pop(library)
-            return {"error": f"the process ended with {process.wait()}"}
-        return json.loads(line)
-
-    def ask(self, do: str, library: str, **request: Any) -> dict[str, Any]:
-        """Sends a request that must not fail."""
-        answer = self.try_to(do, library, **request)
-        if "error" in answer:
+            answer = {"error": f"the process ended with {process.wait()}"}
+        if "error" in answer and not fails:
             raise RuntimeError(answer["error"])
         return answer
 
@@ -469,30 +465,27 @@ class Workers:
             process.communicate()
 
 
-def check(names: list[str], length: int, cache: str) -> dict[str, dict[str, Any]]:
+def check(names: list[str], length: int, cache: str) -> dict[str, Row]:
     """Each form's largest error, of output and gradients, relative to their maxima; or
     why it is absent."""
-    described: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     references: dict[str, list[np.ndarray]] = {}
     with Workers({}, cache) as workers, tempfile.TemporaryDirectory() as folder:
         request = {"length": length, "file": str(Path(folder, "arrays.npz"))}
         for name in names:
             form = FORMS[name]
-            row: dict[str, Any] = {"title": form.title, "exact": form.exact}
-            described[name] = row
+            row = rows[name] = {"title": form.title, "exact": form.exact}
             if form.computes not in references:
-                dense = f"dense {form.computes}"
-                workers.ask("save", "jax", form=dense, **request)
+                workers.ask("save", "jax", form=f"dense {form.computes}", **request)
                 references[form.computes] = _arrays(request["file"])
-            answer = workers.try_to("save", form.library, form=name, **request)
-            if "error" in answer:
-                if not answer.get("absent"):
-                    raise RuntimeError(f"{form.title}: {answer['error']}")
+            answer = workers.ask("save", form.library, fails=True, form=name, **request)
+            if answer.get("absent"):
                 row["absent"] = answer["error"]
+            elif "error" in answer:
+                raise RuntimeError(f"{form.title}: {answer['error']}")
             else:
-                pairs = zip(
-                    _arrays(request["file"]), references[form.computes], strict=True
-                )
+                arrays, exact = _arrays(request["file"]), references[form.computes]
+                pairs = zip(arrays, exact, strict=True)
                 error = max(float(abs(x - y).max() / abs(y).max()) for x, y in pairs)
                 ours = form.package == "lra-jax"
                 version = importlib.metadata.version
@@ -500,7 +493,7 @@ def check(names: list[str], length: int, cache: str) -> dict[str, dict[str, Any]
                 row["version"] = lra_jax.__version__ if ours else version(form.package)
                 row["error"] = float(f"{error:.1e}")
             print(*row.values())
-    return described
+    return rows
 
 
 def _arrays(file: str) -> list[np.ndarray]:
@@ -514,14 +507,14 @@ def expected(figure: float, length: int, longer: int, growth: int) -> float:
 
 
 def refusal(
-    form: Form, length: int, last: dict[str, Any] | None, ours: float | None
+    form: Form, length: int, last: Row | None, ours: float | None
 ) -> str | None:
     """Why a form should not run at a length; None if it should.
 
     Args:
       form: the form.
       length: the length.
-      last: its memory case at the previous length: length, seconds, growth in bytes.
+      last: its memory row at the previous length.
       ours: seconds of our linear attention at this length.
     """
     if last is None:
@@ -531,17 +524,16 @@ def refusal(
     seconds = expected(last["seconds"], last["length"], length, form.growth)
     if seconds > MAX_SECONDS and (ours is None or seconds > 10 * ours):
         return f"from {length} tokens on: {seconds:.0f} s a run expected"
-    size = expected(last["growth"] or 0, last["length"], length, form.growth)
-    if size > MAX_BYTES:
-        return f"from {length} tokens on: {size / 1e9:.0f} GB expected"
+    size = expected(last["growth_mb"] or 0, last["length"], length, form.growth)
+    if size > MAX_MB:
+        return f"from {length} tokens on: {size / 1e3:.0f} GB expected"
     return None
 
 
-def measure_memory(
-    names: list[str], lengths: list[int], cache: str
-) -> dict[Case, dict[str, Any]]:
+def measure_memory(names: list[str], lengths: list[int], cache: str) -> list[Row]:
     """Runs each case once, in a process for each form; the peak, or why it stopped."""
-    cases: dict[Case, dict[str, Any]] = {}
+    rows: list[Row] = []
+    seconds: dict[tuple[str, int], float] = {}
     for name in names:
         form = FORMS[name]
         with Workers(MEASURING, cache) as workers:
@@ -551,19 +543,20 @@ def measure_memory(
                 workers.ask("memory", form.library, length=256, **request)
                 last = None
                 for length in lengths:
-                    ours = cases.get(("linear", which, length), {}).get("seconds")
-                    answer: dict[str, Any] = {
-                        "stopped": refusal(form, length, last, ours)
-                    }
-                    if answer["stopped"] is None:
-                        answer = workers.try_to(
-                            "memory", form.library, length=length, **request
+                    reason = refusal(form, length, last, seconds.get((which, length)))
+                    answer: Row = {"error": reason}
+                    if reason is None:
+                        answer = workers.ask(
+                            "memory", form.library, fails=True, length=length, **request
                         )
-                        if "error" in answer:
-                            answer = {"stopped": answer["error"]}
-                    last = cases[name, which, length] = {"length": length, **answer}
+                    if "error" in answer:
+                        answer = {"stopped": answer["error"]}
+                    elif name == "linear":
+                        seconds[which, length] = answer["seconds"]
+                    last = {"pass": which, "length": length, "form": name, **answer}
+                    rows.append(last)
         print(f"{form.title}: memory measured")
-    return cases
+    return rows
 
 
 def measure_times(
@@ -572,7 +565,7 @@ def measure_times(
     """The seconds of every run of the cases of one length, in rounds."""
     first: dict[tuple[str, str], float] = {}
     for name, which in cases:
-        request: dict[str, Any] = {"form": name, "gradient": PASSES[which]}
+        request: Row = {"form": name, "gradient": PASSES[which]}
         answer = workers.ask("ready", FORMS[name].library, length=length, **request)
         first[name, which] = answer["seconds"]
     times: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
@@ -595,19 +588,15 @@ def ratio(runs: list[float], ours: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(runs, ours, strict=False))
 
 
-def time_all(
-    cases: dict[Case, dict[str, Any]], repeats: int, cache: str
-) -> Iterator[dict[str, Any]]:
+def time_all(memory: list[Row], repeats: int, cache: str) -> Iterator[Row]:
     """The rows of all cases that were not stopped, with both allocators."""
-    lengths = sorted({length for _, _, length in cases})
+    cases: dict[int, list[tuple[str, str]]] = {}
+    for row in memory:
+        if "stopped" not in row:
+            cases.setdefault(row["length"], []).append((row["form"], row["pass"]))
     for allocator, environment in ALLOCATORS.items():
         with Workers(environment, cache) as workers:
-            for length in lengths:
-                members = [
-                    (name, which)
-                    for (name, which, size), case in cases.items()
-                    if size == length and "stopped" not in case
-                ]
+            for length, members in sorted(cases.items()):
                 times = measure_times(members, length, repeats, workers)
                 for (name, which), seconds in times.items():
                     row = {
@@ -623,23 +612,7 @@ def time_all(
                     yield row
 
 
-def memory_rows(cases: dict[Case, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Peaks in megabytes, or the reason why there is none."""
-    rows = []
-    for (name, which, length), case in cases.items():
-        row = {"pass": which, "length": length, "form": name}
-        if "stopped" in case:
-            row["stopped"] = case["stopped"]
-        elif case["growth"] is None:
-            row |= {"growth_mb": None, "extra_mb": None}
-        else:
-            row["growth_mb"] = round(case["growth"] / 1e6, 1)
-            row["extra_mb"] = round((case["growth"] - case["results"]) / 1e6, 1)
-        rows.append(row)
-    return rows
-
-
-def draw(report: dict[str, Any]) -> Any:
+def draw(report: Row) -> Any:
     """Time and extra memory per token: linear cost is a horizontal line, which ends at
     the last length at which its form ran."""
     from lra_jax.reports import charts
@@ -698,8 +671,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         forms = check(names, min(1024, lengths[0]), cache)
         present = [name for name, row in forms.items() if "error" in row]
-        cases = measure_memory(present, lengths, cache)
-        times = list(time_all(cases, repeats, cache))
+        memory = measure_memory(present, lengths, cache)
+        times = list(time_all(memory, repeats, cache))
     if options.out:
         report = {
             **origin(),
@@ -708,7 +681,7 @@ def main() -> None:
             "settings": {"batch": 1, "heads": 8, "head_dim": 64, "dtype": "float32"},
             "forms": forms,
             "times": times,
-            "memory": memory_rows(cases),
+            "memory": memory,
         }
         write(options.out, report)
         draw(report).save(options.out.with_suffix(".png"))

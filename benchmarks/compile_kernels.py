@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from common import origin, write
+from common import flags, origin, write
 
 GENERATIONS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 # The device as the compiler sees it; from the data sheet and CUDA occupancy tables.
@@ -78,15 +78,9 @@ def cases(target: str) -> Iterator[Case]:
     forms = (*FORMS, ("flow", False))
     if target == "tpu":
         forms = FORMS
-        chips = [(name, 1) for name in GENERATIONS] + [("v5e", 4)]
-        every, usual = TPU_SHAPES, TPU_SHAPES[:1]
-        devices = [
-            (
-                {"generation": name, "chips": count},
-                every if (name, count) == ("v5e", 1) else usual,
-            )
-            for name, count in chips
-        ]
+        devices = [({"generation": x, "chips": 1}, TPU_SHAPES[:1]) for x in GENERATIONS]
+        devices[1] = (devices[1][0], TPU_SHAPES)
+        devices.append(({"generation": "v5e", "chips": 4}, TPU_SHAPES[:1]))
     for device, shapes in devices:
         for (mechanism, causal), shape in itertools.product(forms, shapes):
             sizes = zip(("dtype", "B", "T", "N", "H", "Hv"), shape, strict=True)
@@ -115,12 +109,11 @@ def compile_apart(case: Case) -> Case:
         return {"error": last[:300]}
     figures = {"seconds": round(time.perf_counter() - start, 1), **json.loads(last)}
     if case["target"] == "gpu":
-        spills = r"bytes stack frame, (\d+) bytes spill stores"
-        for name, pattern in (
-            ("registers", r"Used (\d+) registers"),
-            ("spilled_bytes", spills),
-        ):
-            figures[name] = [int(x) for x in re.findall(pattern, "\n".join(lines))]
+        patterns = {"registers": r"Used (\d+) registers"}
+        patterns["spilled_bytes"] = r"bytes stack frame, (\d+) bytes spill stores"
+        text = "\n".join(lines)
+        for name, pattern in patterns.items():
+            figures[name] = [int(x) for x in re.findall(pattern, text)]
     return figures
 
 
@@ -179,9 +172,8 @@ def compile_here(case: Case) -> Case:
 
 def main() -> int:
     """The command line; 1 if the compiler refused anything."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = flags((__doc__ or "").partition("\n")[0])
     parser.add_argument("target", choices=("tpu", "gpu"))
-    parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
@@ -193,9 +185,8 @@ def main() -> int:
     for case in cases(options.target):
         records.append(case | compile_apart(case))
         print(records[-1], flush=True)
-    if options.out:
-        package = "libtpu" if options.target == "tpu" else "jax-cuda12-plugin"
-        write(options.out, {"compiled": records, **origin(package, device=False)})
+    package = "libtpu" if options.target == "tpu" else "jax-cuda12-plugin"
+    write(options.out, {"compiled": records, **origin(package, device=False)})
     return int(any("error" in record for record in records))
 
 

@@ -18,7 +18,6 @@ time in a clone, and forks from a process that has imported jax but not the pack
 Outcomes are kept in a folder for each commit: a run that was stopped goes on.
 """
 
-import argparse
 import ast
 import collections
 import contextlib
@@ -37,7 +36,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import origin, write
+from common import ROOT, flags, origin, write
 
 SHARES = {"attention": 90, "models": 42, "tasks": 24, "training": 34}
 SHARES |= {"data/batches.py": 10}
@@ -299,12 +298,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--at", default="HEAD", help="the commit whose code is changed")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
-    out, here = Path(args.out).absolute(), str(Path(__file__).parents[1])
+    args = flags(__doc__, at="HEAD", seed=0).parse_args()
+    out, here = args.out and args.out.absolute(), str(ROOT)
     ask = ["git", "-C", here, "rev-parse", args.at]
     commit = subprocess.check_output(ask, text=True).strip()
     root = Path.home() / f".cache/lra_jax/mutants/{commit[:12]}-{args.seed}/code"

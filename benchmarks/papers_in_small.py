@@ -18,7 +18,6 @@ the same command resumes. Further flags, such as --train.steps=300, are those of
 training.
 """
 
-import argparse
 import functools
 import math
 import shlex
@@ -27,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import origin, write
+from common import flags, origin, write
 
 from lra_jax import cli, runs, runtime
 from lra_jax.attention.registry import MECHANISMS
@@ -54,93 +53,69 @@ def _options(attention: str, text: str) -> list[str]:
     return [f"--attention={attention}", f"--model.attention_options={text}"]
 
 
-def _causal() -> dict[str, list[str]]:
-    """Those with one pass for a packed row; others need one pass per text in it."""
-    return {
-        name: [f"--attention={name}"]
-        for name, one in MECHANISMS.items()
-        if one.causal and one.packed
-    }
-
-
-_MAPS = ("relu", "identity", "leaky_relu", "elu")
-
-
+# Those with one pass for a packed row; others need one pass per text in it.
+_CAUSAL = {
+    name: [f"--attention={name}"]
+    for name, one in MECHANISMS.items()
+    if one.causal and one.packed
+}
+_SOFTMAX = {"softmax": _CAUSAL["softmax"]}
+_REWEIGHTING = {
+    f"{name}, {word} cosine": _options(
+        "cosformer", f"feature_map={name},reweight={cosine}"
+    )
+    for name in ("relu", "identity", "leaky_relu", "elu")
+    for word, cosine in (("with", True), ("without", False))
+}
+_LINFORMER = {
+    f"K={features}, {sharing}": _options(
+        "linformer", f"features={features},sharing={sharing}"
+    )
+    for features in (32, 64, 128)
+    for sharing in ("headwise", "key_value", "layerwise")
+}
+_FLOW = {
+    "flow": _CAUSAL["flow"],
+    "flow, relu": _options("flow", "feature_map=relu"),
+    "flow, no competition": _options("flow", "competition=False"),
+    "flow, no allocation": _options("flow", "allocation=False"),
+    "flow, clip=1": _options("flow", "clip=1"),
+}
 _BYTE = ("test_bits_per_byte_best", "bits per byte")
-_HIDDEN = ("test_perplexity_best", "perplexity of masked bytes")
+_MASKED = ("test_perplexity_best", "perplexity of masked bytes")
 PARTS = {
-    "mechanisms": Part("lm", _causal(), "softmax", *_BYTE, True),
+    "mechanisms": Part("lm", _CAUSAL, "softmax", *_BYTE, True),
     "reweighting": Part(
-        "mlm",
-        {"softmax": ["--attention=softmax"]}
-        | {
-            f"{name}, {word} cosine": _options(
-                "cosformer", f"feature_map={name},reweight={cosine}"
-            )
-            for name in _MAPS
-            for word, cosine in (("with", True), ("without", False))
-        },
-        "relu, with cosine",
-        *_HIDDEN,
-        False,
+        "mlm", _SOFTMAX | _REWEIGHTING, "relu, with cosine", *_MASKED, False
     ),
-    "linformer": Part(
-        "mlm",
-        {"softmax": ["--attention=softmax"]}
-        | {
-            f"K={features}, {sharing}": _options(
-                "linformer", f"features={features},sharing={sharing}"
-            )
-            for features in (32, 64, 128)
-            for sharing in ("headwise", "key_value", "layerwise")
-        },
-        "softmax",
-        *_HIDDEN,
-        False,
-    ),
-    "flow": Part(
-        "lm",
-        {
-            "softmax": ["--attention=softmax"],
-            "flow": ["--attention=flow"],
-            "flow, relu": _options("flow", "feature_map=relu"),
-            "flow, no competition": _options("flow", "competition=False"),
-            "flow, no allocation": _options("flow", "allocation=False"),
-            "flow, clip=1": _options("flow", "clip=1"),
-        },
-        "flow",
-        *_BYTE,
-        False,
-    ),
+    "linformer": Part("mlm", _SOFTMAX | _LINFORMER, "softmax", *_MASKED, False),
+    "flow": Part("lm", _SOFTMAX | _FLOW, "flow", *_BYTE, False),
 }
 
 
 def main() -> None:
     """The command line."""
     runtime.tune_allocator()
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # --seed must not be taken for --seeds.
+    parser = flags(
+        __doc__,
+        part=list(PARTS),
+        rates=(0.001, 0.002, 0.004),
+        seeds=1,
+        workdir="runs/language",
     )
-    parser.add_argument("--part", choices=PARTS, default="mechanisms")
-    parser.add_argument("--rates", default="0.001,0.002,0.004")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--workdir", default="runs/language")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    options, flags = parser.parse_known_args()
-    if any(flag.partition("=")[0] == "--seed" for flag in flags):
+    options, others = parser.parse_known_args()
+    if any(flag.partition("=")[0] == "--seed" for flag in others):
         parser.error("--seed: expected --seeds")
-    part = PARTS[options.part]
-    rates = [float(rate) for rate in options.rates.split(",")]
-    make = functools.partial(make_plan, part, [f"--workdir={options.workdir}", *flags])
+    part, rates = PARTS[options.part], options.rates
+    make = functools.partial(make_plan, part, [f"--workdir={options.workdir}", *others])
     try:
         with cli.user_errors():
             plan = make([(name, rate) for name in part.models for rate in rates])
         results = train(plan)
         best = best_rates(part.models, rates, results)
-        others = options.seeds - 1
-        more = train(make(best.items(), 1, others)) if others else {}
+        more = {}
+        if options.seeds > 1:
+            more = train(make(best.items(), 1, options.seeds - 1))
     except runs.Stopped as stop:
         raise SystemExit(stop.code) from None
     for name, every in more.items():
@@ -155,8 +130,7 @@ def main() -> None:
             row["by_position"] = by_position(Path(row["workdir"]))
     for name, row in rows.items():
         print(name, row["scores"], row["learning_rate"])
-    if options.out is not None:
-        write(options.out, make_report(options.part, rows, results))
+    write(options.out, make_report(options.part, rows, results))
 
 
 def make_plan(

@@ -11,9 +11,7 @@ same phases: the run must end with their exit code and one line. The log lists e
 them.
 """
 
-import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import random
@@ -27,9 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import origin, write
+from common import ROOT, flags, origin, write
 
-ROOT = Path(__file__).parents[1]
 STEPS, EVAL_EVERY = 60, 20
 FLAGS = (
     *("--model.num_layers=1", "--model.embed_dim=16", "--model.qkv_dim=16"),
@@ -47,34 +44,26 @@ ENVIRONMENT = {
     "LRA_JAX_ALLOCATOR": "system",
     "PYTHONPATH": str(ROOT),
 }
-# In a report, and in a result: whatever differs from run to run.
-TIMES = ("seconds", "steps_per_second", "warm", "data_wait")
-VARYING = (
-    *("seconds", "steps_per_second", "steps_per_second_kind", "command"),
+VARYING = {
+    *("seconds", "steps_per_second", "steps_per_second_kind", "command", "warm"),
     *("data_wait", "peak_memory_bytes", "seal"),
-)
+}
+"""The values of a report or a result that differ from run to run."""
 LIMIT = 600  # Seconds.
 
 
-@dataclasses.dataclass
 class Job:
-    """One run: its place, and when and as which process it began."""
+    """One run: its folder, and when and as which process it was last started."""
 
-    folder: Path
-    begun: float = 0.0
-    pid: int = 0
-
-    @property
-    def workdir(self) -> Path:
-        return self.folder / "run"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.workdir = folder, folder / "run"
+        self.flags = [*FLAGS, f"--data.dir={folder / 'data'}"]
+        self.flags += [f"--workdir={self.workdir}"]
+        self.begun, self.pid = 0.0, 0
 
     @property
-    def flags(self) -> list[str]:
-        data = f"--data.dir={self.folder / 'data'}"
-        return [*FLAGS, data, f"--workdir={self.workdir}"]
-
-    @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
+        """Whether it has a result."""
         return (self.workdir / "result.json").exists()
 
     def start(self, compiles: bool = False) -> subprocess.Popen[bytes]:
@@ -84,14 +73,14 @@ class Job:
         cache = self.folder.parent / "cache"
         if compiles:
             cache = self.folder / f"cache-{time.time_ns()}"
-        environment = os.environ | ENVIRONMENT
-        environment["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-        command = [sys.executable, "-m", "lra_jax.train", *self.flags]
         self.begun = time.time()
         out, err = (self.folder / f"{name}.txt" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                command, env=environment, stdout=stdout, stderr=stderr
+                [sys.executable, "-m", "lra_jax.train", *self.flags],
+                env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)},
+                stdout=stdout,
+                stderr=stderr,
             )
         self.pid = process.pid
         return process
@@ -108,7 +97,7 @@ class Job:
         return (self.folder / f"{name}.txt").read_text()
 
 
-def _watches(job: Job) -> bool:
+def _handles_signals(job: Job) -> bool:
     """Whether it handles SIGTERM yet; before that, Python itself is starting."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{job.pid}/status").read_text().splitlines():
@@ -136,7 +125,7 @@ def _evaluates(job: Job) -> bool:
 
 # How to detect that a phase has begun, and about how many seconds it lasts.
 PHASES: dict[str, tuple[Callable[[Job], bool], float]] = {
-    "start-up": (_watches, 4.0),
+    "start-up": (_handles_signals, 4.0),
     "data": (_makes("data/*/*/incomplete.*"), 1.0),
     "compilation": (lambda job: str(job.workdir) in job.read("out"), 2.0),
     "step": (lambda job: "loss" in job.read("out"), 1.0),
@@ -150,9 +139,9 @@ def await_phase(
     job: Job, process: subprocess.Popen[bytes], phase: str, rng: random.Random
 ) -> bool:
     """Waits for a random moment of a phase; False if the process ended first."""
-    begun, lasts = PHASES[phase]
+    begins, lasts = PHASES[phase]
     deadline = time.monotonic() + LIMIT
-    while not begun(job):
+    while not begins(job):
         if process.poll() is not None:
             return False
         if time.monotonic() > deadline:
@@ -162,18 +151,7 @@ def await_phase(
     return process.poll() is None
 
 
-def kill(job: Job, phase: str, rng: random.Random) -> dict[str, Any] | None:
-    """Starts a job and kills it in a phase; None if it ended first."""
-    process = job.start(compiles=phase == "compilation")
-    try:
-        reached = await_phase(job, process, phase, rng)
-    finally:
-        process.kill()
-        process.wait()
-    return {"phase": phase, "step": last_step(job)} if reached else None
-
-
-def stop(job: Job, phase: str, name: str, rng: random.Random) -> dict[str, Any]:
+def strike(job: Job, name: str, phase: str, rng: random.Random) -> dict[str, Any]:
     """Starts a job and sends it a signal in a phase; how it ended."""
     process = job.start(compiles=phase == "compilation")
     signum = getattr(signal, name)
@@ -186,20 +164,18 @@ def stop(job: Job, phase: str, name: str, rng: random.Random) -> dict[str, Any]:
     finally:
         process.kill()
     seconds = round(time.monotonic() - start, 2)
+    row = {"phase": phase, "signal": name, "sent": sent, "code": code}
+    row |= {"step": max((line["step"] for line in job.metrics()), default=0)}
+    if name == "SIGKILL":
+        return row
     errors = job.read("err").splitlines()
     lines = [*job.read("out").splitlines()[-1:], *errors]
     said = [line for line in lines if "interrupted" in line or "saved step" in line]
     stopped = code == 128 + signum and len(said) == 1
-    good = stopped or (code == 0 and job.finished)
+    good = stopped or (code == 0 and job.is_finished)
     good = good and not any("Traceback" in line for line in errors)
-    row = {"phase": phase, "signal": name, "code": code, "seconds": seconds}
     line = (said or [""])[-1].replace(str(job.folder), "FOLDER")[:60]
-    return row | {"line": line, "sent": sent, "good": good, "step": last_step(job)}
-
-
-def last_step(job: Job) -> int:
-    """The last reported step."""
-    return max((line["step"] for line in job.metrics()), default=0)
+    return row | {"seconds": seconds, "line": line, "good": good}
 
 
 def finish(job: Job) -> None:
@@ -223,25 +199,25 @@ def outcome(job: Job) -> dict[str, Any]:
             session.trainer.state, session.trainer.data
         )
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    arrays = {jax.tree_util.keystr(k): np.asarray(x).tobytes() for k, x in leaves}
-    result = json.loads((job.workdir / "result.json").read_text())
     latest = job.workdir / "checkpoints" / "latest" / str(STEPS) / "data"
+    result = json.loads((job.workdir / "result.json").read_text())
+    *metrics, result = (
+        {name: x for name, x in values.items() if name not in VARYING}
+        for values in (*job.metrics(), result)
+    )
     return {
-        "arrays": arrays,
+        "arrays": {jax.tree_util.keystr(k): np.asarray(x).tobytes() for k, x in leaves},
         "position": {p.name: p.read_text() for p in sorted(latest.glob("*.json"))},
         "progress": progress._replace(seconds=0.0),
-        "metrics": [
-            {name: value for name, value in line.items() if name not in TIMES}
-            for line in job.metrics()
-        ],
-        "result": {n: v for n, v in result.items() if n not in VARYING},
+        "metrics": metrics,
+        "result": result,
     }
 
 
 def make_plan(kills: int, stops: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Kills and stops in every phase, shuffled in bouts that begin with the data."""
+    """Signals in every phase, shuffled in bouts that begin with the data."""
     phases, both = list(PHASES), ("SIGTERM", "SIGINT")
-    plan = [("kill", phases[i % len(phases)]) for i in range(kills)]
+    plan = [("SIGKILL", phases[i % len(phases)]) for i in range(kills)]
     plan += [(both[i % 2], phases[i // 2 % len(phases)]) for i in range(stops)]
     rng.shuffle(plan)
     order = {"data": 0, "start-up": 1, "end": 3}
@@ -251,26 +227,21 @@ def make_plan(kills: int, stops: int, rng: random.Random) -> list[tuple[str, str
 
 def disturb(
     job: Job, plan: list[tuple[str, str]], rng: random.Random
-) -> dict[str, Any]:
-    """Kills and stops a job as planned, until it ends or needs a new one; takes what it
-    did from the plan."""
-    kills, stops = [], []
-    while plan and not job.finished:
-        what, phase = plan[0]
+) -> list[dict[str, Any]]:
+    """Sends a job the signals of a plan, and takes them from it, until the job ends or
+    a new one is needed."""
+    rows = []
+    while plan and not job.is_finished:
+        name, phase = plan[0]
         if phase == "data" and any(job.folder.glob("data/*/*/[0-9]*")):
             break  # Only a new run makes data.
+        row = strike(job, name, phase, rng)
+        rows.append(row)
+        print(row, flush=True)
         plan.pop(0)
-        if what != "kill":
-            row = stop(job, phase, what, rng)
-            stops.append(row)
-        else:
-            row = kill(job, phase, rng)
-            if row is None:
-                plan.append((what, phase))
-            else:
-                kills.append(row)
-        print(what, phase, row, flush=True)
-    return {"kills": kills, "stops": stops}
+        if name == "SIGKILL" and not row["sent"]:
+            plan.append((name, phase))
+    return rows
 
 
 def soak(folder: Path, kills: int, stops: int, rng: random.Random) -> dict[str, Any]:
@@ -282,16 +253,17 @@ def soak(folder: Path, kills: int, stops: int, rng: random.Random) -> dict[str, 
     plan, runs = make_plan(kills, stops, rng), []
     while plan:
         job = Job(folder / f"run{len(runs)}")
-        log = disturb(job, plan, rng)
+        rows = disturb(job, plan, rng)
         finish(job)
         result = outcome(job)
         differ = [name for name in reference if result[name] != reference[name]]
         print("differs in", differ, flush=True)
-        runs.append(log | {"differ": differ})
+        runs.append({"signals": rows, "differ": differ})
         shutil.rmtree(job.folder)
-    stopped = [row for run in runs for row in run["stops"]]
+    rows = [row for run in runs for row in run["signals"]]
+    stopped = [row for row in rows if "good" in row]
     return {
-        "kills": sum(len(run["kills"]) for run in runs),
+        "kills": sum(row["sent"] for row in rows if row["signal"] == "SIGKILL"),
         "runs": len(runs),
         "runs_equal": sum(not run["differ"] for run in runs),
         "stops": len(stopped),
@@ -303,19 +275,13 @@ def soak(folder: Path, kills: int, stops: int, rng: random.Random) -> dict[str, 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--stops", type=int, default=14)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = flags(__doc__, kills=50, stops=14, seed=0).parse_args()
     os.environ |= ENVIRONMENT
     with tempfile.TemporaryDirectory(prefix="soak") as folder:
         rng = random.Random(options.seed)
         report = soak(Path(folder), options.kills, options.stops, rng)
     print({name: value for name, value in report.items() if name != "log"})
-    if options.out is not None:
-        write(options.out, origin() | report)
+    write(options.out, origin() | report)
 
 
 if __name__ == "__main__":

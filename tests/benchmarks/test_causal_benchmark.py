@@ -11,7 +11,7 @@ def test_cost_is_extrapolated_by_its_growth() -> None:
 
 def test_a_case_is_refused_for_time_memory_or_an_earlier_refusal() -> None:
     quadratic, linear = causal.FORMS["torch_softmax"], causal.FORMS["attnax"]
-    last = {"length": 8192, "seconds": 1.5, "growth": 1e9}
+    last = {"length": 8192, "seconds": 1.5, "growth_mb": 1e3}
     assert causal.refusal(quadratic, 8192, None, None) is None
     assert "6 s a run" in str(causal.refusal(quadratic, 16384, last, 0.3))
     # As slow as ours allows: 10 times our own time is no reason to stop.
