@@ -6,8 +6,10 @@ object and the options of the mechanism, and checks, hides and derives nothing a
 
 import dataclasses
 import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,9 @@ from lra_jax.attention import inputs, masking, packed
 from lra_jax.attention.causal import engine
 from lra_jax.attention.sharded.documents import slice_documents
 
-FIELDS = frozenset(
+Parameters = ParamSpec("Parameters")
+
+_FIELDS = frozenset(
     {
         "query",
         "key",
@@ -54,6 +58,7 @@ class Call:
       chunking: how the sequence is cut; None = the backend's choice.
       precision: of matrix products.
       implementation: see `kernels.choose`.
+      deterministic: Flax's keyword, from a layer; None = no layer calls.
       state: of the stream so far; None = a new one.
       streams: whether to compute the state after the call.
       axis: the mesh axis that holds the other parts of the sequence; None = there are
@@ -73,6 +78,7 @@ class Call:
     chunking: engine.Chunking | None = None
     precision: jax.lax.PrecisionLike = None
     implementation: kernels.Implementation = "auto"
+    deterministic: bool | None = None
     state: Any = None
     streams: bool = False
     axis: str | None = None
@@ -99,7 +105,7 @@ class Call:
           query_mask: `[B, T]`, or anything that broadcasts to `[B, 1, 1, T]`.
           state: of the stream so far.
           axis: see `Call`.
-          **settings: chunking, precision and implementation.
+          **settings: chunking, precision, implementation and deterministic.
 
         Raises:
           ValueError: shapes, dtypes or a mask do not fit.
@@ -203,3 +209,41 @@ class Call:
             chunking=self.chunking,
             refusal=refusal,
         )
+
+
+def split(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of `Call.of`, and the options of the mechanism."""
+    fields = {name: x for name, x in keywords.items() if name in _FIELDS}
+    return fields, {name: x for name, x in keywords.items() if name not in _FIELDS}
+
+
+def attention_of(
+    run: Callable[..., tuple[jax.Array, Any]],
+) -> Callable[[Callable[Parameters, jax.Array]], Callable[Parameters, jax.Array]]:
+    """Gives an ``X_attention`` its body; it declares and documents its parameters.
+
+    Args:
+      run: ``run(call, **options)`` returns the output and the state of a stream.
+    """
+
+    def decorate(
+        function: Callable[Parameters, jax.Array],
+    ) -> Callable[Parameters, jax.Array]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def attention(*args: Parameters.args, **kwargs: Parameters.kwargs) -> jax.Array:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}(): {error}") from None
+            bound.apply_defaults()
+            flax = bound.arguments.pop("flax")
+            deterministic = bound.arguments.get("deterministic")
+            inputs.check_keywords(attention, flax, deterministic)
+            fields, options = split(bound.arguments)
+            return run(Call.of(**fields), **options)[0]
+
+        return attention
+
+    return decorate

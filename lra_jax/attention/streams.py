@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import inputs
-from lra_jax.attention.call import FIELDS, Call
+from lra_jax.attention.call import Call, split
 from lra_jax.errors import expected
 
 State = TypeVar("State", covariant=True)
@@ -195,7 +195,7 @@ def make_prefill(
                 f"{name}() got an unexpected keyword argument {unknown[0]!r}"
             )
         _check_state(state, kind)
-        fields, rest = _split(defaults | keywords)
+        fields, rest = split(defaults | keywords)
         call = Call.of(
             query,
             key,
@@ -247,7 +247,7 @@ def make_slice(
     ) -> jax.Array:
         known = {name: x for name, x in keywords.items() if name in defaults}
         masks = {"mask": mask, "query_mask": query_mask, "segment_ids": segment_ids}
-        fields, rest = _split(defaults | known)
+        fields, rest = split(defaults | known)
         fields |= masks | {"axis": axis, "implementation": "xla"}
         fields["is_causal"] = is_causal
         return run(Call.of(query, key, value, **fields), **rest)[0]
@@ -265,13 +265,6 @@ def _options(
         if p.kind is not p.VAR_KEYWORD
         and p.name not in {"query", "key", "value"} | without
     }
-
-
-def _split(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of a `Call`, and the options of the mechanism."""
-    fields = {name: x for name, x in keywords.items() if name in FIELDS}
-    fields.pop("deterministic", None)
-    return fields, {name: x for name, x in keywords.items() if name not in FIELDS}
 
 
 def _check_state(state: Any, kind: type) -> None:

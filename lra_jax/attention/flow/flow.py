@@ -42,7 +42,7 @@ import jax.numpy as jnp
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, packed, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import engine
 from lra_jax.attention.flow import causal, whole
 from lra_jax.attention.flow.causal import FlowState, FlowTerms, Options
@@ -59,6 +59,29 @@ __all__ = [
 ]
 
 
+def _run(call: Call, **options: Any) -> tuple[jax.Array, FlowState]:
+    inputs.refuse_decoding(call.deterministic, call.query, call.key, "flow")
+    call, settings = _begin(call, options)
+    state: Any = None
+    phi = feature_maps.for_kernels(settings.feature_map)
+    refusal = _kernel_refusal(settings, call.is_causal)
+    target = call.choose("flow", phi, refusal)
+    if target is not None and target[0] == "cpu":
+        out = kernels.attend_flow(
+            target,
+            call.kernel_inputs,
+            settings._replace(feature_map=phi),
+            is_causal=call.is_causal,
+            chunking=call.chunking,
+        )
+    elif call.is_causal:
+        out, state = _causal(call, settings)
+    else:
+        out = whole.attend(call, settings, refusal)
+    return call.finish(out), state
+
+
+@attention_of(_run)
 def flow_attention(
     query: jax.Array,
     key: jax.Array,
@@ -123,51 +146,7 @@ def flow_attention(
       >>> flow_attention(query, key, value, is_causal=True, feature_map="relu").shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(flow_attention, flax, deterministic)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        query_mask=query_mask,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    inputs.refuse_decoding(deterministic, query, key, "flow")
-    return _run(
-        call,
-        clip=clip,
-        feature_map=feature_map,
-        competition_axis=competition_axis,
-        competition=competition,
-        allocation=allocation,
-        eps=eps,
-        extra_eps=extra_eps,
-    )[0]
-
-
-def _run(call: Call, **options: Any) -> tuple[jax.Array, FlowState]:
-    call, settings = _begin(call, options)
-    state: Any = None
-    phi = feature_maps.for_kernels(settings.feature_map)
-    refusal = _kernel_refusal(settings, call.is_causal)
-    target = call.choose("flow", phi, refusal)
-    if target is not None and target[0] == "cpu":
-        out = kernels.attend_flow(
-            target,
-            call.kernel_inputs,
-            settings._replace(feature_map=phi),
-            is_causal=call.is_causal,
-            chunking=call.chunking,
-        )
-    elif call.is_causal:
-        out, state = _causal(call, settings)
-    else:
-        out = whole.attend(call, settings, refusal)
-    return call.finish(out), state
+    ...
 
 
 def _begin(call: Call, options: dict[str, Any]) -> tuple[Call, Options]:

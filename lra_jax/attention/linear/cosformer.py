@@ -47,7 +47,7 @@ import numpy as np
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import core
 from lra_jax.attention.linear.sums import Sums
@@ -85,6 +85,54 @@ class _Places(NamedTuple):
     max_length: int | jax.Array  # M, or one per sample, [B]
 
 
+def _run(
+    call: Call,
+    *,
+    max_length: MaxLength,
+    feature_map: feature_maps.FeatureMap,
+    reweight: bool,
+    grid: inputs.Grid,
+    denominator: str,
+    eps: float,
+) -> tuple[jax.Array, CosformerState]:
+    inputs.check_eps(eps)
+    inputs.check_flag("reweight", reweight)
+    if reweight:
+        inputs.refuse_decoding(call.deterministic, call.query, call.key, "cosformer")
+    known("denominator", denominator, ("clamp", "add"))
+    inputs.check_grid(grid, call.query, call.key, call.is_causal, call.rows)
+    if grid is not None and not reweight:
+        raise expected("reweight", "True with a grid", False)
+    if grid is not None and call.axis is not None:
+        raise expected("grid", "None for a sequence split over devices", grid)
+    is_fixed = grid is not None or not reweight
+    places = _places(call, None if grid is not None else max_length, is_fixed)
+    call = _hide_beyond(call, places)
+    tables = functools.partial(_tables, places=places)
+    if grid is not None:
+        tables = functools.partial(_grid_tables, grid)
+    kernel = core.Kernel(
+        feature_map=feature_map,
+        rotate=_rotate if reweight else None,
+        tables=tables,
+        copies=(1 if not reweight else 2 if grid is None else 4),
+        denominator=denominator,
+        eps=eps,
+        max_length=places.max_length if reweight else None,
+        refusal=None if grid is None else ("grid", "None", f"{grid}"),
+    )
+    out, sums = core.attend(call, kernel, "cosformer" if reweight else "linear")
+    state: Any = None
+    if call.streams:
+        limit = jnp.broadcast_to(places.max_length, call.query.shape[:1])
+        position = call.next_position
+        if call.state is None:
+            position = jnp.minimum(position, limit)
+        state = CosformerState(sums, position, limit.astype(jnp.int32))
+    return call.finish(out), state
+
+
+@attention_of(_run)
 def cosformer_attention(
     query: jax.Array,
     key: jax.Array,
@@ -147,74 +195,7 @@ def cosformer_attention(
       >>> bool(jnp.allclose(out, dense, atol=1e-4))
       True
     """
-    inputs.check_keywords(cosformer_attention, flax, deterministic)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    if reweight:
-        inputs.refuse_decoding(deterministic, query, key, "cosformer")
-    return _run(
-        call,
-        max_length=max_length,
-        feature_map=feature_map,
-        reweight=reweight,
-        grid=grid,
-        denominator=denominator,
-        eps=eps,
-    )[0]
-
-
-def _run(
-    call: Call,
-    *,
-    max_length: MaxLength,
-    feature_map: feature_maps.FeatureMap,
-    reweight: bool,
-    grid: inputs.Grid,
-    denominator: str,
-    eps: float,
-) -> tuple[jax.Array, CosformerState]:
-    inputs.check_eps(eps)
-    inputs.check_flag("reweight", reweight)
-    known("denominator", denominator, ("clamp", "add"))
-    inputs.check_grid(grid, call.query, call.key, call.is_causal, call.rows)
-    if grid is not None and not reweight:
-        raise expected("reweight", "True with a grid", False)
-    if grid is not None and call.axis is not None:
-        raise expected("grid", "None for a sequence split over devices", grid)
-    is_fixed = grid is not None or not reweight
-    places = _places(call, None if grid is not None else max_length, is_fixed)
-    call = _hide_beyond(call, places)
-    tables = functools.partial(_tables, places=places)
-    if grid is not None:
-        tables = functools.partial(_grid_tables, grid)
-    kernel = core.Kernel(
-        feature_map=feature_map,
-        rotate=_rotate if reweight else None,
-        tables=tables,
-        copies=(1 if not reweight else 2 if grid is None else 4),
-        denominator=denominator,
-        eps=eps,
-        max_length=places.max_length if reweight else None,
-        refusal=None if grid is None else ("grid", "None", f"{grid}"),
-    )
-    out, sums = core.attend(call, kernel, "cosformer" if reweight else "linear")
-    state: Any = None
-    if call.streams:
-        limit = jnp.broadcast_to(places.max_length, call.query.shape[:1])
-        position = call.next_position
-        if call.state is None:
-            position = jnp.minimum(position, limit)
-        state = CosformerState(sums, position, limit.astype(jnp.int32))
-    return call.finish(out), state
+    ...
 
 
 cosformer_weights = dense.weights_of(

@@ -28,7 +28,7 @@ import numpy as np
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import core, decay
 
@@ -59,6 +59,27 @@ def lightning_slopes(num_heads: int) -> np.ndarray:
     return np.concatenate([slopes, further])[:num_heads]
 
 
+def _run(
+    call: Call,
+    *,
+    slopes: decay.Slopes | None,
+    feature_map: feature_maps.FeatureMap | None,
+    norm: str | None,
+    eps: float,
+) -> tuple[jax.Array, LightningState]:
+    inputs.refuse_decoding(call.deterministic, call.query, call.key, "lightning")
+    feature_maps.check_norm(norm)
+    published = lightning_slopes(call.query.shape[2])
+    kernel = core.Kernel(
+        feature_map=feature_map or "identity",
+        slopes=decay.checked_slopes(slopes, published, call.dtype),
+        refusal=decay.kernel_refusal(call, slopes),
+    )
+    finish = functools.partial(feature_maps.normalise, norm=norm, axes=(2, 3), eps=eps)
+    return core.run(call, kernel, "lightning", LightningState, finish)
+
+
+@attention_of(_run)
 def lightning_attention(
     query: jax.Array,
     key: jax.Array,
@@ -101,40 +122,7 @@ def lightning_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit.
     """
-    inputs.check_keywords(lightning_attention, flax, deterministic)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    inputs.refuse_decoding(deterministic, query, key, "lightning")
-    options = {"slopes": slopes, "norm": norm, "eps": eps}
-    return _run(call, feature_map=feature_map, **options)[0]
-
-
-def _run(
-    call: Call,
-    *,
-    slopes: decay.Slopes | None,
-    feature_map: feature_maps.FeatureMap | None,
-    norm: str | None,
-    eps: float,
-) -> tuple[jax.Array, LightningState]:
-    feature_maps.check_norm(norm)
-    published = lightning_slopes(call.query.shape[2])
-    kernel = core.Kernel(
-        feature_map=feature_map or "identity",
-        slopes=decay.checked_slopes(slopes, published, call.dtype),
-        refusal=decay.kernel_refusal(call, slopes),
-    )
-    finish = functools.partial(feature_maps.normalise, norm=norm, axes=(2, 3), eps=eps)
-    return core.run(call, kernel, "lightning", LightningState, finish)
+    ...
 
 
 lightning_weights = dense.weights_of(

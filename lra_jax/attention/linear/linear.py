@@ -22,7 +22,7 @@ import jax
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import core
 from lra_jax.attention.linear.core import LinearState
@@ -37,6 +37,15 @@ __all__ = [
 ]
 
 
+def _run(
+    call: Call, *, feature_map: feature_maps.FeatureMap, eps: float
+) -> tuple[jax.Array, LinearState]:
+    inputs.check_eps(eps)
+    kernel = core.Kernel(feature_map=feature_map, denominator="add", eps=eps)
+    return core.run(call, kernel, "linear", LinearState)
+
+
+@attention_of(_run)
 def linear_attention(
     query: jax.Array,
     key: jax.Array,
@@ -99,27 +108,7 @@ def linear_attention(
       >>> bool(jnp.allclose(out[:, :24], alone, atol=1e-5))
       True
     """
-    inputs.check_keywords(linear_attention, flax)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    return _run(call, feature_map=feature_map, eps=eps)[0]
-
-
-def _run(
-    call: Call, *, feature_map: feature_maps.FeatureMap, eps: float
-) -> tuple[jax.Array, LinearState]:
-    inputs.check_eps(eps)
-    kernel = core.Kernel(feature_map=feature_map, denominator="add", eps=eps)
-    return core.run(call, kernel, "linear", LinearState)
+    ...
 
 
 linear_weights = dense.weights_of(

@@ -23,7 +23,7 @@ import jax
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import core
 
@@ -41,6 +41,27 @@ class NormState(core.LinearState):
     """Everything that the next position needs from the earlier ones."""
 
 
+def _run(
+    call: Call,
+    *,
+    feature_map: feature_maps.FeatureMap,
+    norm: str | None,
+    per_head: bool,
+    eps: float,
+) -> tuple[jax.Array, NormState]:
+    feature_maps.check_norm(norm)
+    inputs.check_flag("per_head", per_head)
+    axes = (3,) if per_head else (2, 3)
+    return core.run(
+        call,
+        core.Kernel(feature_map=feature_map),
+        "norm",
+        NormState,
+        functools.partial(feature_maps.normalise, norm=norm, axes=axes, eps=eps),
+    )
+
+
+@attention_of(_run)
 def norm_attention(
     query: jax.Array,
     key: jax.Array,
@@ -79,40 +100,7 @@ def norm_attention(
     Raises:
       ValueError: shapes, dtypes, the mask or an option do not fit.
     """
-    inputs.check_keywords(norm_attention, flax)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    options = {"norm": norm, "per_head": per_head, "eps": eps}
-    return _run(call, feature_map=feature_map, **options)[0]
-
-
-def _run(
-    call: Call,
-    *,
-    feature_map: feature_maps.FeatureMap,
-    norm: str | None,
-    per_head: bool,
-    eps: float,
-) -> tuple[jax.Array, NormState]:
-    feature_maps.check_norm(norm)
-    inputs.check_flag("per_head", per_head)
-    axes = (3,) if per_head else (2, 3)
-    return core.run(
-        call,
-        core.Kernel(feature_map=feature_map),
-        "norm",
-        NormState,
-        functools.partial(feature_maps.normalise, norm=norm, axes=axes, eps=eps),
-    )
+    ...
 
 
 norm_weights = dense.weights_of(

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import core, performer_causal, random_features
 from lra_jax.attention.linear.performer_causal import PerformerSums
@@ -62,6 +62,22 @@ class PerformerState(NamedTuple):
     __repr__ = streams.show_shapes
 
 
+def _run(
+    call: Call, *, projection: jax.Array | None, **features: Any
+) -> tuple[jax.Array, PerformerState]:
+    options = Options(**features, precision=call.precision)
+    matrix = options.matrix(projection, call.query.shape[-1])
+    if options.softmax and matrix is not None and call.is_causal:
+        refusal = "is_causal", "False for kernel='softmax'", "True"
+        call.choose("performer", refusal=refusal)  # Raises if a kernel is requested.
+        out, sums = performer_causal.attend(call, options, matrix)
+    else:
+        out, sums = _attend(call, options, matrix)
+    state: Any = PerformerState(sums, call.next_position) if call.streams else None
+    return call.finish(out), state
+
+
+@attention_of(_run)
 def performer_attention(
     query: jax.Array,
     key: jax.Array,
@@ -115,41 +131,7 @@ def performer_attention(
       >>> bool(jnp.abs(out - exact).mean() < 0.02)  # It estimates softmax attention.
       True
     """
-    inputs.check_keywords(performer_attention, flax)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    return _run(
-        call,
-        projection=projection,
-        kernel=kernel,
-        hyperbolic=hyperbolic,
-        feature_eps=feature_eps,
-        scale=scale,
-    )[0]
-
-
-def _run(
-    call: Call, *, projection: jax.Array | None, **features: Any
-) -> tuple[jax.Array, PerformerState]:
-    options = Options(**features, precision=call.precision)
-    matrix = options.matrix(projection, call.query.shape[-1])
-    if options.softmax and matrix is not None and call.is_causal:
-        refusal = "is_causal", "False for kernel='softmax'", "True"
-        call.choose("performer", refusal=refusal)  # Raises if a kernel is requested.
-        out, sums = performer_causal.attend(call, options, matrix)
-    else:
-        out, sums = _attend(call, options, matrix)
-    state: Any = PerformerState(sums, call.next_position) if call.streams else None
-    return call.finish(out), state
+    ...
 
 
 def _attend(

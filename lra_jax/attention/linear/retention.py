@@ -35,7 +35,7 @@ import numpy as np
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import engine
 from lra_jax.attention.linear import core, decay, rotary
 from lra_jax.attention.linear.sums import Sums
@@ -65,6 +65,39 @@ def retention_slopes(num_heads: int) -> np.ndarray:
     return -np.log1p(-(2.0 ** (-5 - np.arange(num_heads))))
 
 
+def _run(
+    call: Call,
+    *,
+    slopes: decay.Slopes | None,
+    rotate: bool,
+    norm: str | None,
+    eps: float,
+) -> tuple[jax.Array, RetentionState]:
+    inputs.refuse_decoding(call.deterministic, call.query, call.key, "retention")
+    feature_maps.check_norm(norm)
+    length, heads = call.query.shape[1:3]
+    rates = decay.checked_slopes(slopes, retention_slopes(heads), call.dtype)
+    first, last = _first(call), None if call.is_causal else _last(call)
+    spread = decay.spread(rates, length, first, last)
+    kernel = core.Kernel(
+        denominator="absolute",
+        eps=1.0,
+        slopes=rates,
+        refusal=decay.kernel_refusal(call, slopes),
+    )
+    turned = _rotate(call, spread, rotate)
+    out, sums = core.attend(turned, kernel, "retention", call.dtype)
+    out = call.finish(feature_maps.normalise(out, norm, (3,), eps))
+    state: Any = None
+    if call.streams:
+        ends = masking.next_position(call.mask, call.query.shape[0], length)
+        sums = _from_here(sums, call.mask, ends, length) if rotate else sums
+        # The last document's; padding after a document has the same number.
+        state = RetentionState(sums, ends - first[:, -1])
+    return out, state
+
+
+@attention_of(_run)
 def retention_attention(
     query: jax.Array,
     key: jax.Array,
@@ -113,52 +146,7 @@ def retention_attention(
       >>> bool(jnp.allclose(out[:, 63], last, atol=1e-5))
       True
     """
-    inputs.check_keywords(retention_attention, flax, deterministic)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    inputs.refuse_decoding(deterministic, query, key, "retention")
-    options = {"slopes": slopes, "rotate": rotate, "norm": norm, "eps": eps}
-    return _run(call, **options)[0]
-
-
-def _run(
-    call: Call,
-    *,
-    slopes: decay.Slopes | None,
-    rotate: bool,
-    norm: str | None,
-    eps: float,
-) -> tuple[jax.Array, RetentionState]:
-    feature_maps.check_norm(norm)
-    length, heads = call.query.shape[1:3]
-    rates = decay.checked_slopes(slopes, retention_slopes(heads), call.dtype)
-    first, last = _first(call), None if call.is_causal else _last(call)
-    spread = decay.spread(rates, length, first, last)
-    kernel = core.Kernel(
-        denominator="absolute",
-        eps=1.0,
-        slopes=rates,
-        refusal=decay.kernel_refusal(call, slopes),
-    )
-    turned = _rotate(call, spread, rotate)
-    out, sums = core.attend(turned, kernel, "retention", call.dtype)
-    out = call.finish(feature_maps.normalise(out, norm, (3,), eps))
-    state: Any = None
-    if call.streams:
-        ends = masking.next_position(call.mask, call.query.shape[0], length)
-        sums = _from_here(sums, call.mask, ends, length) if rotate else sums
-        # The last document's; padding after a document has the same number.
-        state = RetentionState(sums, ends - first[:, -1])
-    return out, state
+    ...
 
 
 retention_weights = dense.weights_of(

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention import dense, feature_maps, streams
+from lra_jax.attention.call import attention_of
 from lra_jax.attention.causal import engine
 from lra_jax.attention.recurrent import gated_delta, recurrence
 
@@ -32,6 +32,10 @@ class DeltaState(recurrence.RecurrentState):
     """Everything that the next position needs from the earlier ones."""
 
 
+_run = functools.partial(gated_delta.run, mechanism="delta", kind=DeltaState)
+
+
+@attention_of(_run)
 def delta_attention(
     query: jax.Array,
     key: jax.Array,
@@ -56,30 +60,8 @@ def delta_attention(
     This is `gated_delta.gated_delta_attention` without decay and gate, and has the same
     arguments, result and errors.
     """
-    inputs.check_keywords(delta_attention, flax, deterministic)
-    inputs.refuse_without_gates(deterministic, "delta", beta)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    return _run(
-        call,
-        beta=beta,
-        beta_range=beta_range,
-        feature_map=feature_map,
-        norm=norm,
-        eps=eps,
-    )[0]
+    ...
 
-
-_run = functools.partial(gated_delta.run, mechanism="delta", kind=DeltaState)
 
 delta_weights = dense.weights_of(
     delta_attention,

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import exp_visible, so_far
@@ -58,6 +58,50 @@ class GatedDeltaState(recurrence.RecurrentState):
 _EPS = 1e-6
 
 
+def run(
+    call: Call,
+    *,
+    beta: jax.Array | None,
+    beta_range: float,
+    log_decay: jax.Array | None = None,
+    gate: jax.Array | None = None,
+    feature_map: feature_maps.FeatureMap,
+    norm: str | None,
+    eps: float,
+    mechanism: str = "gated_delta",
+    kind: type[recurrence.RecurrentState] = GatedDeltaState,
+) -> tuple[jax.Array, Any]:
+    """The rule with and without decay and gate."""
+    inputs.refuse_without_gates(call.deterministic, mechanism, beta, log_decay, gate)
+    inputs.check_self(call.query, call.key, "delta-rule")
+    feature_maps.check_norm(norm)
+    inputs.check_number("beta_range", beta_range)
+    if beta_range > 2:
+        raise expected("beta_range", "a number in (0, 2]", beta_range)
+    recurrence.check_gate("beta", beta, call.query)
+    recurrence.check_gate("log_decay", log_decay, call.query)
+    query, key, phi = feature_maps.apply_custom(
+        call.query, call.key, feature_map, call.dtype, call.mask
+    )
+    call = call.replace(query=query, key=key)
+    # One head for all, of the value's sharding.
+    share = jnp.ones_like(call.value[:, :, :1, 0], call.dtype) if beta is None else beta
+    options = feature_maps.Options(phi, call.dtype, call.precision)
+    out, sums = recurrence.recur(
+        call,
+        engine.Form(_prepare, _segment, options),
+        log_decay=log_decay,
+        beta=share * beta_range,
+        mechanism=mechanism,
+        chunking=engine.Chunking(64, 64),
+        feature_map=phi,
+        eps=_EPS,
+    )
+    state = kind(sums, call.next_position) if call.streams else None
+    return recurrence.finish(call, out, gate, norm, eps), state
+
+
+@attention_of(run)
 def gated_delta_attention(
     query: jax.Array,
     key: jax.Array,
@@ -112,71 +156,7 @@ def gated_delta_attention(
       ... ).shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(gated_delta_attention, flax, deterministic)
-    inputs.refuse_without_gates(deterministic, "gated_delta", beta, log_decay, gate)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    return run(
-        call,
-        beta=beta,
-        beta_range=beta_range,
-        log_decay=log_decay,
-        gate=gate,
-        feature_map=feature_map,
-        norm=norm,
-        eps=eps,
-    )[0]
-
-
-def run(
-    call: Call,
-    *,
-    beta: jax.Array | None,
-    beta_range: float,
-    log_decay: jax.Array | None = None,
-    gate: jax.Array | None = None,
-    feature_map: feature_maps.FeatureMap,
-    norm: str | None,
-    eps: float,
-    mechanism: str = "gated_delta",
-    kind: type[recurrence.RecurrentState] = GatedDeltaState,
-) -> tuple[jax.Array, Any]:
-    """The rule with and without decay and gate."""
-    inputs.check_self(call.query, call.key, "delta-rule")
-    feature_maps.check_norm(norm)
-    inputs.check_number("beta_range", beta_range)
-    if beta_range > 2:
-        raise expected("beta_range", "a number in (0, 2]", beta_range)
-    recurrence.check_gate("beta", beta, call.query)
-    recurrence.check_gate("log_decay", log_decay, call.query)
-    query, key, phi = feature_maps.apply_custom(
-        call.query, call.key, feature_map, call.dtype, call.mask
-    )
-    call = call.replace(query=query, key=key)
-    # One head for all, of the value's sharding.
-    share = jnp.ones_like(call.value[:, :, :1, 0], call.dtype) if beta is None else beta
-    options = feature_maps.Options(phi, call.dtype, call.precision)
-    out, sums = recurrence.recur(
-        call,
-        engine.Form(_prepare, _segment, options),
-        log_decay=log_decay,
-        beta=share * beta_range,
-        mechanism=mechanism,
-        chunking=engine.Chunking(64, 64),
-        feature_map=phi,
-        eps=_EPS,
-    )
-    state = kind(sums, call.next_position) if call.streams else None
-    return recurrence.finish(call, out, gate, norm, eps), state
+    ...
 
 
 gated_delta_weights = dense.weights_of(

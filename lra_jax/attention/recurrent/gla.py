@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import hide_pairs, prefix
@@ -46,6 +46,32 @@ class GlaState(recurrence.RecurrentState):
     """Everything that the next position needs from the earlier ones."""
 
 
+def _run(
+    call: Call,
+    *,
+    log_decay: jax.Array | None,
+    gate: jax.Array | None,
+    norm: str | None,
+    eps: float,
+) -> tuple[jax.Array, GlaState]:
+    inputs.refuse_without_gates(call.deterministic, "gla", log_decay, gate)
+    inputs.check_self(call.query, call.key, "gla")
+    feature_maps.check_norm(norm)
+    width = call.query.shape[3]
+    recurrence.check_gate("log_decay", log_decay, call.query, width)
+    out, sums = recurrence.recur(
+        call,
+        engine.Form(_prepare, _segment, _Options(call.dtype, call.precision)),
+        log_decay=log_decay,
+        mechanism="gla",
+        # Short chunks, because pairs are computed for each column separately.
+        chunking=engine.Chunking(chunk=16),
+    )
+    state: Any = GlaState(sums, call.next_position) if call.streams else None
+    return recurrence.finish(call, out, gate, norm, eps), state
+
+
+@attention_of(_run)
 def gla_attention(
     query: jax.Array,
     key: jax.Array,
@@ -98,44 +124,7 @@ def gla_attention(
       >>> gla_attention(query, key, value, is_causal=True, log_decay=log_decay).shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(gla_attention, flax, deterministic)
-    inputs.refuse_without_gates(deterministic, "gla", log_decay, gate)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        chunking=chunking,
-        precision=precision,
-        implementation=implementation,
-    )
-    return _run(call, log_decay=log_decay, gate=gate, norm=norm, eps=eps)[0]
-
-
-def _run(
-    call: Call,
-    *,
-    log_decay: jax.Array | None,
-    gate: jax.Array | None,
-    norm: str | None,
-    eps: float,
-) -> tuple[jax.Array, GlaState]:
-    inputs.check_self(call.query, call.key, "gla")
-    feature_maps.check_norm(norm)
-    width = call.query.shape[3]
-    recurrence.check_gate("log_decay", log_decay, call.query, width)
-    out, sums = recurrence.recur(
-        call,
-        engine.Form(_prepare, _segment, _Options(call.dtype, call.precision)),
-        log_decay=log_decay,
-        mechanism="gla",
-        # Short chunks, because pairs are computed for each column separately.
-        chunking=engine.Chunking(chunk=16),
-    )
-    state: Any = GlaState(sums, call.next_position) if call.streams else None
-    return recurrence.finish(call, out, gate, norm, eps), state
+    ...
 
 
 gla_weights = dense.weights_of(

@@ -53,7 +53,7 @@ import jax.numpy as jnp
 
 from lra_jax import kernels
 from lra_jax.attention import dense, feature_maps, inputs, masking, packed, streams
-from lra_jax.attention.call import Call
+from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.recurrent import recurrence
 from lra_jax.attention.recurrent.columns import scan_columns
 from lra_jax.errors import expected, known
@@ -143,6 +143,57 @@ def hgrn_parameters(
     return {name: array.astype(dtype) for name, array in made.items()}
 
 
+def _run(
+    call: Call,
+    *,
+    log_decay: jax.Array | None,
+    gate: jax.Array | None,
+    lower_bound: jax.Array | None,
+    angle: jax.Array | None,
+    rotation: jax.Array | None,
+    scale: str,
+    norm: str | None,
+    eps: float,
+    grid: inputs.Grid,
+) -> tuple[jax.Array, HgrnState]:
+    inputs.refuse_without_gates(call.deterministic, "hgrn", log_decay, gate)
+    inputs.check_grid(grid, call.query, call.key, call.is_causal, call.rows)
+    feature_maps.check_norm(norm)
+    known("scale", scale, _SCALES)
+    _check_columns(call, log_decay, lower_bound, angle, rotation)
+    batch, length, heads = call.query.shape[:3]
+    value = masking.hide(call.value, call.mask).astype(call.dtype)
+    values = inputs.match_heads(value, heads)
+    start = recurrence.Memory(jnp.zeros_like(values[:, 0]))
+    start = streams.check_sums(call.sums, start).summary
+    factors = jnp.ones(call.query.shape[:3], values.dtype)
+    if log_decay is not None:
+        factors, share = _fade(log_decay, lower_bound, scale, call.mask, factors)
+        values = values * share[..., None]
+    factors = _with_angles(factors, angle, rotation, call.mask)
+    turns = jnp.iscomplexobj(factors)
+    if turns:
+        values, start = _complex(values), _complex(start)
+    refusal = _kernel_refusal(angle, rotation, grid)
+    target = call.choose("hgrn", refusal=refusal)
+    if target is not None:
+        out, last = _scan_by_kernel(target, call, factors, values), start
+    elif grid is not None:
+        out, last = _scan_grid(factors, values, grid), start
+    else:
+        out, last = _scan(factors, values, start, call.rows, call.is_causal)
+    if turns:
+        out, last = _pairs(out), _pairs(last)
+    # Over one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
+    flat = feature_maps.normalise(out.reshape(batch, length, -1), norm, (2,), eps)
+    out = recurrence.apply_gate(flat.reshape(*out.shape), gate, call.mask)
+    state: Any = None
+    if call.streams:
+        state = HgrnState(recurrence.Memory(last), call.next_position)
+    return call.finish(out), state
+
+
+@attention_of(_run)
 def hgrn_attention(
     query: jax.Array,
     key: jax.Array,
@@ -206,29 +257,7 @@ def hgrn_attention(
       >>> hgrn_attention(query, key, value, is_causal=True, log_decay=log_decay).shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(hgrn_attention, flax, deterministic)
-    inputs.refuse_without_gates(deterministic, "hgrn", log_decay, gate)
-    call = Call.of(
-        query,
-        key,
-        value,
-        mask,
-        is_causal,
-        segment_ids=segment_ids,
-        implementation=implementation,
-    )
-    return _run(
-        call,
-        log_decay=log_decay,
-        gate=gate,
-        lower_bound=lower_bound,
-        angle=angle,
-        rotation=rotation,
-        scale=scale,
-        norm=norm,
-        eps=eps,
-        grid=grid,
-    )[0]
+    ...
 
 
 def _kernel_refusal(
@@ -250,55 +279,6 @@ def _check_real(
         if array is not None:
             needed = "None, because no matrix of weights rotates complex columns"
             raise expected(name, needed, "an array")
-
-
-def _run(
-    call: Call,
-    *,
-    log_decay: jax.Array | None,
-    gate: jax.Array | None,
-    lower_bound: jax.Array | None,
-    angle: jax.Array | None,
-    rotation: jax.Array | None,
-    scale: str,
-    norm: str | None,
-    eps: float,
-    grid: inputs.Grid,
-) -> tuple[jax.Array, HgrnState]:
-    inputs.check_grid(grid, call.query, call.key, call.is_causal, call.rows)
-    feature_maps.check_norm(norm)
-    known("scale", scale, _SCALES)
-    _check_columns(call, log_decay, lower_bound, angle, rotation)
-    batch, length, heads = call.query.shape[:3]
-    value = masking.hide(call.value, call.mask).astype(call.dtype)
-    values = inputs.match_heads(value, heads)
-    start = recurrence.Memory(jnp.zeros_like(values[:, 0]))
-    start = streams.check_sums(call.sums, start).summary
-    factors = jnp.ones(call.query.shape[:3], values.dtype)
-    if log_decay is not None:
-        factors, share = _fade(log_decay, lower_bound, scale, call.mask, factors)
-        values = values * share[..., None]
-    factors = _with_angles(factors, angle, rotation, call.mask)
-    turns = jnp.iscomplexobj(factors)
-    if turns:
-        values, start = _complex(values), _complex(start)
-    refusal = _kernel_refusal(angle, rotation, grid)
-    target = call.choose("hgrn", refusal=refusal)
-    if target is not None:
-        out, last = _scan_by_kernel(target, call, factors, values), start
-    elif grid is not None:
-        out, last = _scan_grid(factors, values, grid), start
-    else:
-        out, last = _scan(factors, values, start, call.rows, call.is_causal)
-    if turns:
-        out, last = _pairs(out), _pairs(last)
-    # Over one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
-    flat = feature_maps.normalise(out.reshape(batch, length, -1), norm, (2,), eps)
-    out = recurrence.apply_gate(flat.reshape(*out.shape), gate, call.mask)
-    state: Any = None
-    if call.streams:
-        state = HgrnState(recurrence.Memory(last), call.next_position)
-    return call.finish(out), state
 
 
 hgrn_weights = dense.weights_of(
