@@ -63,8 +63,8 @@ def test_any_changed_number_of_a_result_is_found(finished, tmp_path):
     written = json.loads((workdir / "result.json").read_text())
     for name, value in written.items():
         if isinstance(value, float) or (isinstance(value, int) and value > 1):
-            less = value - (0.5 if isinstance(value, float) else 1)
-            changed = json.dumps(written | {name: less})
+            other = value / 2 + 0.1 if isinstance(value, float) else value - 1
+            changed = json.dumps(written | {name: other})
             (workdir / "result.json").write_text(changed)
             with pytest.raises(ValueError, match="as it was written, got other values"):
                 read_result(workdir)
