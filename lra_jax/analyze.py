@@ -30,12 +30,25 @@ from lra_jax.errors import (
 PROG = "python -m lra_jax.analyze"
 
 
-@dataclasses.dataclass(frozen=True)
-class RankCollapse:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Settings:
+    out: Name | None = None
+    """Folder for the page, the pictures and their data; by default analysis/COMMAND."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OfRun(_Settings):
+    checkpoint: Literal["best", "last"] = "best"
+    """best: best on validation. last: the newest."""
+    allow_code: bool = False
+    """Import and call the attention function that the run's config.json names. Use this
+    only for a directory that you trust."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankCollapse(_OfRun):
     """How fast tokens become equal, with and without skips and MLPs."""
 
-    out: Name = "analysis/rank-collapse"
-    """Folder for the page, the pictures and their data."""
     network: str = "bert,albert,xlnet"
     """Networks at initialisation, one panel each; the first is also drawn with every
     mechanism."""
@@ -43,11 +56,6 @@ class RankCollapse:
     """Mechanisms to draw side by side."""
     workdir: str | None = None
     """A run directory: draw the curves of its model instead, on its own data."""
-    checkpoint: Literal["best", "last"] = "best"
-    """best: best on validation. last: the newest."""
-    allow_code: bool = False
-    """Import and call the attention function that the run's config.json names. Use this
-    only for a directory that you trust."""
     weights: str | None = None
     """The folder of a BERT, RoBERTa or GPT-2, with model.safetensors and config.json:
     draw the curves of these weights instead."""
@@ -67,12 +75,10 @@ class RankCollapse:
     """Seed of the first initialisation and its tokens."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Paths:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Paths(_Settings):
     """Which paths through a network do the work, and how a circle contracts."""
 
-    out: Name = "analysis/paths"
-    """Folder for the page, the pictures and their data."""
     experiment: str = "sorting,convex-hull,memorisation,circle"
     """Experiments to run."""
     attention: str = "softmax"
@@ -86,19 +92,12 @@ class Paths:
     """Seed of data, weights and paths."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Spectrum:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spectrum(_OfRun):
     """How much of an attention matrix lies in a few singular values."""
 
-    out: Name = "analysis/spectrum"
-    """Folder for the page, the pictures and their data."""
     workdir: str | None = None
     """A run directory: its model on its own data."""
-    checkpoint: Literal["best", "last"] = "best"
-    """best: best on validation. last: the newest."""
-    allow_code: bool = False
-    """Import and call the attention function that the run's config.json names. Use this
-    only for a directory that you trust."""
     network: str = "bert"
     """Without a run: the network at initialisation."""
     attention: str = "softmax,cosformer,linformer"
@@ -111,19 +110,12 @@ class Spectrum:
     """Seed of the initialisation and its tokens."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Maps:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Maps(_OfRun):
     """Where a trained model looks on one example."""
 
     workdir: str
     """A run directory."""
-    out: Name = "analysis/maps"
-    """Folder for the page, the pictures and their data."""
-    checkpoint: Literal["best", "last"] = "best"
-    """best: best on validation. last: the newest."""
-    allow_code: bool = False
-    """Import and call the attention function that the run's config.json names. Use this
-    only for a directory that you trust."""
     split: str = "test"
     """Split of the example."""
     example: Count | None = None
@@ -167,7 +159,8 @@ def run(settings: Any, typed: str = "") -> Path:
     Raises:
       ValueError: the settings cannot work.
     """
-    (command,) = [c for c in COMMANDS.values() if c.settings is type(settings)]
+    by_settings = {c.settings: (name, c) for name, c in COMMANDS.items()}
+    name, command = by_settings[type(settings)]
     from lra_jax.reports.page import Page
     from lra_jax.training.machine import commit, describe_devices, versions
 
@@ -179,7 +172,7 @@ def run(settings: Any, typed: str = "") -> Path:
         "versions": versions(),
     }
     check_types(settings, "--")
-    page = Page(command.title, settings.out, made_by)
+    page = Page(command.title, settings.out or f"analysis/{name}", made_by)
     try:
         for section in command.sections(settings):
             page.add(section)

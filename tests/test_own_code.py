@@ -112,7 +112,9 @@ def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> No
     # A matrix without a function for it: what it gives for unit vectors.
     saved = load_run(config.workdir, allow_code=True)
     page = analyze.run(
-        analyze.Maps(config.workdir, str(tmp_path / "maps"), allow_code=True)
+        analyze.Maps(
+            workdir=config.workdir, out=str(tmp_path / "maps"), allow_code=True
+        )
     )
     assert saved.step == 4 and "map-matrices" in page.with_suffix(".md").read_text()
 

@@ -1,8 +1,6 @@
 """The output of a run: a progress bar on a terminal, plain lines anywhere else."""
 
-import collections
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self, TypeVar
 
@@ -11,19 +9,14 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    Task,
+    SpinnerColumn,
     TextColumn,
-    TimeElapsedColumn,
 )
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Column
 
 from lra_jax import progress
 
 Item = TypeVar("Item")
-
-# Number of reports over which the speed is measured that gives the time left.
-_REPORTS = 10
 
 
 def format_seconds(seconds: float) -> str:
@@ -45,16 +38,6 @@ class _Console(Console):
         self.quiet = self.broken = True
 
 
-class _FiguresColumn(TimeElapsedColumn):
-    """The training figures, or else the elapsed time: an 80-column terminal has room
-    for only one of them."""
-
-    def render(self, task: Task) -> Text:
-        if task.description == "training" and task.fields["figures"]:
-            return Text(task.fields["figures"])
-        return super().render(task)
-
-
 class RunConsole:
     """Prints the progress of one run.
 
@@ -63,7 +46,6 @@ class RunConsole:
       quiet: print nothing.
 
     Attributes:
-      start: the step from which this process resumes; set it before entering.
       work: total cost of all steps before a given one, in any unit, from which the time
         left is estimated. By default all steps cost the same.
     """
@@ -71,21 +53,17 @@ class RunConsole:
     def __init__(self, steps: int, quiet: bool = False):
         self._console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
         self._steps = steps
-        self.start = 0
         self.work: Callable[[int], float] = float
         self._bar = Progress(
+            SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            _FiguresColumn(Column(no_wrap=True)),
+            TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
         )
-        self._cold = False
         self._row = self._bar.add_task("training", total=steps, figures="")
-        self._marks: collections.deque[tuple[int, float]] = collections.deque(
-            maxlen=_REPORTS + 1
-        )
 
     @property
     def broken(self) -> bool:
@@ -93,8 +71,6 @@ class RunConsole:
         return self._console.broken
 
     def __enter__(self) -> Self:
-        self._marks.append((self.start, time.perf_counter()))
-        self._bar.update(self._row, completed=self.start)
         self._bar.start()
         return self
 
@@ -130,11 +106,6 @@ class RunConsole:
                 self._bar.update(self._row, description=share)
                 yield batch
 
-    def compiled(self) -> None:
-        """The step just done compiled, so its time says nothing about later ones."""
-        self._bar.update(self._row, description="training")
-        self._cold = True
-
     def facts(self, facts: Mapping[str, str]) -> None:
         """Prints facts about the run, one per line."""
         width = max(map(len, facts))
@@ -147,14 +118,8 @@ class RunConsole:
 
     def training(self, step: int, loss: float, accuracy: float, speed: float) -> None:
         """Reports training metrics."""
-        if self._cold:  # The time since the last mark includes a compilation.
-            self._marks.clear()
-            self._cold = False
-        self._marks.append((step, time.perf_counter()))
-        (first, begun), (_, now) = self._marks[0], self._marks[-1]
-        done = self.work(step) - self.work(first)
-        rest = self.work(self._steps) - self.work(step)
-        left = (now - begun) / done * rest if done else (self._steps - step) / speed
+        each = (self.work(step) - self.work(step - 1)) * speed  # Work in a second.
+        left = (self.work(self._steps) - self.work(step)) / each
         rate = f"{speed:.2f} steps/s  {format_seconds(left)} left"
         short = f"loss {loss:.2f}  accuracy {100 * accuracy:.1f} %  {rate}"
         self._bar.update(self._row, completed=step, figures=short)
@@ -181,12 +146,6 @@ class RunConsole:
 
     def table(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
         """Prints rows of name, number and note under a title."""
-        if self._console.is_terminal:
-            table = Table("", "test accuracy", "", title=title, title_justify="left")
-            for row in rows:
-                table.add_row(*row)
-            self._console.print(table)
-            return
         self.line(title)
         width = max(len(name) for name, _, _ in rows)
         for name, number, remark in rows:

@@ -76,7 +76,7 @@ class _Loop:
         self.trainer, self.console, self.config = trainer, console, trainer.config
         step, workdir = trainer.step, trainer.workdir
         seal, writes = trainer.checkpoints.seal, hosts.is_writer()
-        console.start = step
+        console.advance(step)
         if step:
             console.line(f"resuming from step {step}")
             lost = changed_metrics(workdir, step, self.config.train.log_every, seal)
@@ -131,7 +131,7 @@ class _Loop:
                 trainer.advance(step, batch)
                 jax.block_until_ready(trainer.state.step)
             self._compiled.add(program)
-            self.console.compiled()
+            self.console.doing("training", quiet=True)
         self.stop.unsaved = True
         self.console.advance(step + 1)
 

@@ -104,6 +104,6 @@ def test_rank_collapse_of_weights(name, tmp_path):
 
 def test_a_file_that_is_no_safetensors(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    settings = analyze.RankCollapse(str(tmp_path / "out"), weights=str(tmp_path))
+    settings = analyze.RankCollapse(out=str(tmp_path / "out"), weights=str(tmp_path))
     with pytest.raises(ValueError, match=r"^--weights: expected the config of a BERT"):
         analyze.run(settings)

@@ -56,7 +56,7 @@ def stored(folder, name):
 
 
 def test_maps_of_a_run(workdir, tmp_path):
-    page = analyze.run(analyze.Maps(str(workdir), out=str(tmp_path), layer=2))
+    page = analyze.run(analyze.Maps(workdir=str(workdir), out=str(tmp_path), layer=2))
     assert page.read_text().count("data:image/png") == 5
     weights = np.array(stored(tmp_path, "map-matrices")["weights"])
     flow = stored(tmp_path, "map-flow")
@@ -100,7 +100,7 @@ def test_maps_where_labels_belong_to_positions(task, tmp_path):
 
 
 def test_spectrum_of_a_run(workdir, tmp_path):
-    settings = analyze.Spectrum(str(tmp_path), workdir=str(workdir), examples=3)
+    settings = analyze.Spectrum(out=str(tmp_path), workdir=str(workdir), examples=3)
     analyze.run(settings)
     found = stored(tmp_path, "spectrum")["flow on listops"]
     curves = np.array(found["curves"])
@@ -109,21 +109,25 @@ def test_spectrum_of_a_run(workdir, tmp_path):
 
 
 def test_spectrum_at_initialisation(tmp_path, small_networks):
-    analyze.run(analyze.Spectrum(str(tmp_path), attention="softmax,flow", length=16))
+    analyze.run(
+        analyze.Spectrum(out=str(tmp_path), attention="softmax,flow", length=16)
+    )
     found = stored(tmp_path, "spectrum")
     assert set(found) == {"softmax", "flow", "part"}
 
 
 def test_spectrum_of_a_few_tokens(tmp_path, small_networks):
     """A sequence shorter than the smallest rank of longer ones."""
-    page = analyze.run(analyze.Spectrum(str(tmp_path), attention="softmax", length=3))
+    page = analyze.run(
+        analyze.Spectrum(out=str(tmp_path), attention="softmax", length=3)
+    )
     lines = page.with_suffix(".md").read_text().splitlines()
     cells = [line.split("|")[2].strip() for line in lines if "|" in line]
     assert [int(cell) for cell in cells if cell.isdecimal()] == [1, 2]
 
 
 def test_rank_collapse_of_a_run(workdir, tmp_path):
-    settings = analyze.RankCollapse(str(tmp_path), workdir=str(workdir), examples=2)
+    settings = analyze.RankCollapse(out=str(tmp_path), workdir=str(workdir), examples=2)
     analyze.run(settings)
     (found,) = stored(tmp_path, "rank-collapse-run")["ours"].values()
     assert all(len(curve["mean"]) == 3 for curve in found.values())
@@ -164,7 +168,7 @@ def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_netw
 def test_config_of_another_kind(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="expected the config of a run"):
-        analyze.run(analyze.Maps(str(tmp_path), out=str(tmp_path / "out")))
+        analyze.run(analyze.Maps(workdir=str(tmp_path), out=str(tmp_path / "out")))
 
 
 def test_trees_have_their_arguments_below_them():
