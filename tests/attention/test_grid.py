@@ -87,7 +87,6 @@ def test_the_cost_is_linear(name: str) -> None:
         ({"grid": (2, 0)}, "grid: expected a positive int, got 0"),
         ({"is_causal": True}, "is_causal: expected False with a grid"),
         ({"segment_ids": np.ones((2, 8), int)}, "segment_ids: expected None with a"),
-        ({"reweight": False}, "reweight: expected True with a grid"),
         ({"implementation": "pallas"}, "implementation: expected"),
     ],
 )

@@ -8,6 +8,7 @@ the state, and clears the earlier state if a document starts in the chunk.
 Every function here accepts None in place of documents, and then changes nothing.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -76,6 +77,29 @@ def decay(
         return fade
     fade = jnp.zeros((1, 1, 1), dtype) if fade is None else fade
     return jnp.where(inputs.align(documents.passes, fade.ndim), fade, -jnp.inf)
+
+
+def scan(
+    join: Callable[[tuple, tuple], tuple],
+    ends: tuple[jax.Array, ...],
+    documents: Documents | None,
+) -> tuple[jax.Array, ...]:
+    """``join`` of all earlier entries and each, `[B, N, 1 + P, ...]`, along the chunks.
+
+    The first entry is before the first chunk. Where a document starts, it begins anew.
+    """
+    if documents is None:
+        return jax.lax.associative_scan(join, ends, axis=2)
+    new = jnp.pad(~documents.passes, [(0, 0), (0, 0), (1, 0)])
+
+    def join_within(one: tuple, two: tuple) -> tuple:
+        joined = join(one[1:], two[1:])
+        starts = (inputs.align(two[0], x.ndim) for x in joined)
+        parts = zip(starts, two[1:], joined, strict=True)
+        return one[0] | two[0], *(jnp.where(start, x, y) for start, x, y in parts)
+
+    new = jnp.broadcast_to(new, ends[0].shape[:3])
+    return jax.lax.associative_scan(join_within, (new, *ends), axis=2)[1:]
 
 
 def _keep(x: jax.Array, where: jax.Array) -> jax.Array:

@@ -404,7 +404,7 @@ def _shares(
         jnp.concatenate([first[..., None], x[..., -1]], 2)
         for first, x in zip((largest, total), within, strict=True)
     )
-    largest, total = _merged_so_far(tuple(ends), rows)
+    largest, total = documents.scan(_merge, tuple(ends), rows)
     before, past = largest[:, :, :-1, None], total[:, :, :-1, None]
     if rows is not None:
         before = jnp.where(rows.reads, before, lowest)
@@ -413,23 +413,6 @@ def _shares(
     excess = feature_maps.below(logits, highest)
     shares = feature_maps.over(exp_visible(excess, visible), sums)
     return shares, largest[..., -1], total[..., -1]
-
-
-def _merged_so_far(
-    ends: tuple[jax.Array, ...], rows: Documents | None
-) -> tuple[jax.Array, ...]:
-    """Merges `[B, N, 1 + P]` along the chunks, afresh where a document starts."""
-    if rows is None:
-        return jax.lax.associative_scan(_merge, ends, axis=2)
-    new = jnp.pad(~rows.passes, [(0, 0), (0, 0), (1, 0)])
-
-    def later(one: tuple, two: tuple) -> tuple:
-        both = _merge((one[1], one[2]), (two[1], two[2]))
-        kept = (jnp.where(two[0], b, x) for b, x in zip(two[1:], both, strict=True))
-        return one[0] | two[0], *kept
-
-    new = jnp.broadcast_to(new, ends[0].shape)
-    return jax.lax.associative_scan(later, (new, *ends), axis=2)[1:]
 
 
 def _merge(

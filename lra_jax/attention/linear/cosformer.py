@@ -101,21 +101,18 @@ def _run(
         inputs.refuse_decoding(call.deterministic, call.query, call.key, "cosformer")
     known("denominator", denominator, ("clamp", "add"))
     inputs.check_grid(grid, call.query, call.key, call.is_causal, call.rows)
-    if grid is not None and not reweight:
-        raise expected("reweight", "True with a grid", False)
     if grid is not None and call.axis is not None:
         raise expected("grid", "None for a sequence split over devices", grid)
     is_fixed = grid is not None or not reweight
     places = _places(call, None if grid is not None else max_length, is_fixed)
     call = _hide_beyond(call, places)
-    tables = functools.partial(_tables, places=places)
-    if grid is not None:
-        tables = functools.partial(_grid_tables, grid)
+    dimensions = [places] if grid is None else _grid_places(grid)
+    dimensions = dimensions if reweight else []
     kernel = core.Kernel(
         feature_map=feature_map,
         rotate=_rotate if reweight else None,
-        tables=tables,
-        copies=(1 if not reweight else 2 if grid is None else 4),
+        tables=functools.partial(_tables, dimensions=dimensions),
+        copies=2 ** len(dimensions),
         denominator=denominator,
         eps=eps,
         max_length=places.max_length if reweight else None,
@@ -321,28 +318,24 @@ def _hide_beyond(call: Call, places: _Places) -> Call:
     )
 
 
-def _tables(dtype: Any, places: _Places) -> list[Tables]:
+def _grid_places(grid: tuple[int, int]) -> list[_Places]:
+    """The row of every position, and its column."""
+    rows, columns = np.divmod(np.arange(math.prod(grid)), grid[1])
+    return [_Places(rows[None], grid[0]), _Places(columns[None], grid[1])]
+
+
+def _tables(dtype: Any, dimensions: list[_Places]) -> list[Tables]:
     """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
+    return [_cos_and_sin(places, dtype) for places in dimensions]
+
+
+def _cos_and_sin(places: _Places, dtype: Any) -> Tables:
     position, limit = places
-    if isinstance(limit, int):
-        rate = math.pi / 2 / limit
-        if isinstance(position, np.ndarray):
-            return [_constants(position * rate, dtype)]
-    else:
-        rate = math.pi / 2 / jnp.maximum(limit, 1).astype(dtype)[:, None]
-    angles = position.astype(dtype) * rate
+    if isinstance(position, np.ndarray) and isinstance(limit, int):
+        angles = position * (math.pi / 2 / limit)  # in float64
+        return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
+    if not isinstance(limit, int):
+        limit = jnp.maximum(limit, 1).astype(dtype)[:, None]
+    angles = position.astype(dtype) * (math.pi / 2 / limit)
     # Otherwise XLA fuses them into products and computes them for every element.
-    return [jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))]
-
-
-def _grid_tables(grid: tuple[int, int], dtype: Any) -> list[Tables]:
-    """The tables for every position's row, and for its column."""
-    pairs = zip(np.divmod(np.arange(math.prod(grid)), grid[1]), grid, strict=True)
-    return [
-        _constants(place[None] * (math.pi / 2 / size), dtype) for place, size in pairs
-    ]
-
-
-def _constants(angles: np.ndarray, dtype: Any) -> Tables:
-    """Cosine and sine, computed here in float64."""
-    return jnp.asarray(np.cos(angles), dtype), jnp.asarray(np.sin(angles), dtype)
+    return jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))

@@ -127,7 +127,7 @@ def _far(
         visible = visible & rows.stays
         keys = jnp.where(visible[..., None], keys, lowest(keys.dtype))
     tops = jnp.concatenate([start.peak[:, :, None], keys.max(3)], 2)
-    tops = _running_max(jax.lax.stop_gradient(tops), rows)
+    (tops,) = documents.scan(_largest, (jax.lax.stop_gradient(tops),), rows)
     before, after = tops[:, :, :-1], tops[:, :, 1:]
     keys = exp_visible(keys - after[:, :, :, None], visible[..., None])
     updates = product("bnpjm,bnpjv->bnpmv", keys, value), keys.sum(3)
@@ -147,18 +147,8 @@ def _far(
     return part, PerformerSums(sums[0], sums[1], after[:, :, -1])
 
 
-def _running_max(tops: jax.Array, rows: Documents | None) -> jax.Array:
-    """The running maximum of `[B, N, 1 + P, M]` since the start of a document."""
-    if rows is None:
-        return jax.lax.cummax(tops, 2)
-    starts = jnp.pad(~rows.passes, [(0, 0), (0, 0), (1, 0)])[..., None]
-
-    def later(one: tuple, two: tuple) -> tuple:
-        top = jnp.where(two[0], two[1], jnp.maximum(one[1], two[1]))
-        return one[0] | two[0], top
-
-    starts = jnp.broadcast_to(starts, tops.shape)
-    return jax.lax.associative_scan(later, (starts, tops), axis=2)[1]
+def _largest(one: tuple, two: tuple) -> tuple:
+    return (jnp.maximum(one[0], two[0]),)
 
 
 def _itself(
