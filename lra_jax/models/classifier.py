@@ -6,20 +6,22 @@ import jax
 from flax import nnx
 
 from lra_jax.attention.inputs import check_size
-from lra_jax.models.layers import Dense
+from lra_jax.models.layers import Dense, Dropout
 from lra_jax.models.pooling import PooledEncoder
 
 
 class SequenceClassifier(PooledEncoder):
     """Encoder, pooling, and a head of one hidden layer.
 
-    ``logits = W2 ReLU(W1 pool(encoder(tokens)))``, the head of the LRA code.
+    ``logits = W2 ReLU(W1 pool(encoder(tokens)))``, the head of the LRA code; with
+    pooling "flatten" ``W dropout(pool(encoder(tokens)))``, that of time series (Zerveas
+    et al. 2021, arXiv:2010.02803). One logit can also be a number to predict.
 
     The hidden layer is as wide as the blocks' MLPs. Pooling, head and logits are
     computed in float32, whatever the dtype.
 
     Args:
-      vocab_size: token ids are below this.
+      vocab_size: token ids are below this; with inputs "vectors", their width C.
       num_classes: number of logits.
       rngs: for initialisation.
       **settings: pooling, padding, and the encoder's ``config`` or its fields: see
@@ -46,8 +48,13 @@ class SequenceClassifier(PooledEncoder):
         super().__init__(vocab_size, rngs=rngs, **settings)
         self.num_classes = check_size("num_classes", num_classes)
         config = self.encoder.config
-        self.hidden = Dense(self.pooled_features, config.mlp_dim, rngs=rngs)
-        self.logits = Dense(config.mlp_dim, self.num_classes, rngs=rngs)
+        width, one_layer = self.pooled_features, self.pooling == "flatten"
+        self.hidden: Any = (
+            None if one_layer else Dense(width, config.mlp_dim, rngs=rngs)
+        )
+        width = width if one_layer else config.mlp_dim
+        self.logits = Dense(width, self.num_classes, rngs=rngs)
+        self.dropout = Dropout(config.dropout)
 
     def __call__(
         self,
@@ -61,7 +68,8 @@ class SequenceClassifier(PooledEncoder):
         """Scores a batch.
 
         Args:
-          tokens: integer `[B, T]`; anything beyond a sequence's length is ignored.
+          tokens: integer `[B, T]`, or real vectors `[B, T, C]`; anything beyond a
+            sequence's length is ignored.
           lengths: integer `[B]`, number of tokens in each sequence; None = T for all.
           rngs: with a stream "dropout", for training; None for evaluation.
           segment_ids, documents: for rows of several packed documents, and the maximum
@@ -76,4 +84,6 @@ class SequenceClassifier(PooledEncoder):
         pooled = self.pooled(
             tokens, lengths, rngs, segment_ids=segment_ids, documents=documents
         )
+        if self.hidden is None:
+            return self.logits(self.dropout(pooled, rngs))
         return self.logits(jax.nn.relu(self.hidden(pooled)))

@@ -306,6 +306,9 @@ class EncoderConfig(EncoderSettings, SharedConfig):
             self._check_hybrid()
         self._check_order()
         self._check_images()
+        if self.reconstructs and self.inputs == "vectors":
+            needed = "False with inputs='vectors', which have no ids to reconstruct"
+            raise expected("reconstructs", needed, True)
 
     def _check_order(self) -> None:
         """Refuses what would show later positions, or lose running means."""

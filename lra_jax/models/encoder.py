@@ -162,10 +162,11 @@ class EncoderBlock(nnx.Module):
 class TransformerEncoder(nnx.Module):
     """Token and position vectors, N blocks, and a final norm.
 
-    With ``post_norm`` the blocks end in norms, and there is no final one.
+    With ``post_norm`` the blocks end in norms, and there is no final one unless
+    ``final_norm`` asks for it.
 
     Args:
-      vocab_size: token ids are below this.
+      vocab_size: token ids are below this; with inputs "vectors", their width C.
       config: the settings.
       rngs: for initialisation.
       **settings: the fields of `EncoderConfig`; with ``config``, they override its
@@ -208,8 +209,9 @@ class TransformerEncoder(nnx.Module):
         blocks = range(config.num_layers)
         self.blocks = nnx.List([make_block(config, index, rngs) for index in blocks])
         norm = _NORMS[config.norm]
+        ends_in_norm = config.post_norm and not config.final_norm
         self.norm: Any = (
-            None if config.post_norm else norm(config.embed_dim, dtype=config.dtype)
+            None if ends_in_norm else norm(config.embed_dim, dtype=config.dtype)
         )
 
     def __call__(
@@ -225,7 +227,7 @@ class TransformerEncoder(nnx.Module):
         """Encodes a batch.
 
         Args:
-          tokens: integer `[B, T]`.
+          tokens: integer `[B, T]`, or real vectors `[B, T, C]`.
           mask: boolean `[B, T]`, True at real tokens; None = all real. Padding may be
             anywhere in a row: positions count the real tokens.
           rngs: with a stream "dropout", for training; None for evaluation, with the
@@ -249,8 +251,11 @@ class TransformerEncoder(nnx.Module):
             a model that has no vector for them.
         """
         config = self.config
-        check_shape("tokens", tokens, "B T", None, None)
-        batch, length = tokens.shape
+        if config.inputs == "vectors":
+            check_shape("tokens", tokens, "B T C", None, None, self.vocab_size)
+        else:
+            check_shape("tokens", tokens, "B T", None, None)
+        batch, length = tokens.shape[:2]
         if length > config.max_length:
             needed = f"[B, T] with T <= max_length={config.max_length}"
             raise expected("tokens", needed, tokens.shape)
@@ -260,7 +265,7 @@ class TransformerEncoder(nnx.Module):
         documents = self._documents(tokens, segment_ids)
         if in_place or mask is None or documents is not None or config.grid is not None:
             return self._encode(tokens, mask, rngs, segment_ids, documents, hidden)
-        mask = jnp.broadcast_to(mask, tokens.shape)
+        mask = jnp.broadcast_to(mask, (batch, length))
         order, back = order_real_first(mask)
         hidden = None if hidden is None else reorder(hidden, order)
         tokens, mask = reorder(tokens, order), reorder(mask, order)
@@ -330,7 +335,7 @@ class TransformerEncoder(nnx.Module):
         if self.config.patch > 1:
             needed = f"None with patch={self.config.patch}"
             raise expected("hidden", needed, "an array")
-        check_shape("hidden", hidden, "B T", *tokens.shape)
+        check_shape("hidden", hidden, "B T", *tokens.shape[:2])
 
     def _documents(
         self, tokens: jax.Array, segment_ids: jax.Array | None

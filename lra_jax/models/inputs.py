@@ -7,6 +7,8 @@ Inputs:
   linear     ``W (value / 255) + b``: for pixels, treating their values as numbers (as
              in S4 and later work). With a ``patch`` of P, the P^2 pixels of a patch
              together are projected to one position (`patches`).
+  vectors    ``W x + b`` of real vectors x `[C]`, as of time series, with C in place of
+             the size of a vocabulary.
 
 Positions:
   learned     a learned row for each position (normal, standard deviation 0.02).
@@ -43,6 +45,8 @@ def make_inputs(
     if config.inputs == "linear":
         pixels = config.patch**2
         return Dense(pixels, config.embed_dim, dtype=config.dtype, rngs=rngs)
+    if config.inputs == "vectors":
+        return Dense(vocab_size, config.embed_dim, dtype=config.dtype, rngs=rngs)
     if config.cutoffs:
         more = {"cutoffs": config.cutoffs, "dtype": config.dtype}
         return AdaptiveEmbed(vocab_size, config.embed_dim, **more, rngs=rngs)
@@ -59,14 +63,15 @@ def embed_inputs(
     *,
     scaled: bool = False,
 ) -> jax.Array:
-    """Integers `[B, T]` to vectors `[B, T, D]`, or `[B, T / P^2, D]` for patches.
+    """Integers `[B, T]`, or real vectors `[B, T, C]`, to vectors `[B, T, D]`, or
+    `[B, T / P^2, D]` for patches.
 
     Args:
       layer: as made by `make_inputs`.
-      tokens: ids or pixels.
+      tokens: ids, pixels or real vectors.
       grid: rows and columns of images that are cut into patches.
       patch: side P of a patch.
-      scaled: whether vectors of tokens are multiplied by the root of D.
+      scaled: whether vectors, except those of pixels, are multiplied by the root of D.
 
     Raises:
       ValueError: not integers, or not images of the grid; or, where values are known
@@ -82,6 +87,9 @@ def embed_inputs(
             # positions of a token, are float32; `nnx.Embed` casts the table.
             rows = take_rows(layer.embedding[...], tokens).astype(layer.dtype)
         return rows * math.sqrt(rows.shape[-1]) if scaled else rows
+    if tokens.ndim == 3:
+        projected = layer(tokens.astype(jnp.float32))
+        return projected * math.sqrt(projected.shape[-1]) if scaled else projected
     _check_integers("tokens", tokens)
     pixels = tokens[:, :, None] if grid is None else patches.cut(tokens, grid, patch)
     return layer(pixels.astype(jnp.float32) / 255)
@@ -115,9 +123,10 @@ def length_mask(tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | Non
     """Boolean `[B, T]`, True at the real tokens; None = everywhere, without lengths.
 
     Raises:
-      ValueError: tokens that are not `[B, T]`, or see `check_lengths`.
+      ValueError: tokens that are not `[B, T]` or `[B, T, C]`, or see `check_lengths`.
     """
-    check_shape("tokens", tokens, "B T", None, None)
+    axes = "B T C" if jnp.ndim(tokens) == 3 else "B T"
+    check_shape("tokens", tokens, axes, *[None] * len(axes.split()))
     if lengths is None:
         return None
     check_lengths("lengths", lengths, tokens)
@@ -126,7 +135,7 @@ def length_mask(tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | Non
 
 def check_lengths(name: str, lengths: jax.Array, tokens: jax.Array) -> None:
     """Raises ``ValueError`` unless these are integers `[B]`, from 0 to T if known."""
-    batch, length = tokens.shape
+    batch, length = tokens.shape[:2]
     check_shape(name, lengths, "B", batch)
     _check_range(name, lengths, f"numbers of tokens, from 0 to T={length}", length)
 

@@ -27,6 +27,7 @@ from lra_jax.models.config import EncoderConfig, make_config
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import known_values, length_mask
 from lra_jax.models.layers import Dense, rows_at
+from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.patches import any_real
 from lra_jax.models.settings import Padding, Pooling
 
@@ -43,7 +44,8 @@ class PooledEncoder(nnx.Module):
         of them; "first", the row of the first token; "last", that of the last real
         one; "ends", the rows of the first and the last real token, concatenated;
         "attention", four means, concatenated, each weighted by the softmax over the
-        real tokens of ``q . x / sqrt(D)`` with a learned q; or "attention+ends", both.
+        real tokens of ``q . x / sqrt(D)`` with a learned q; "attention+ends", both; or
+        "flatten", the GELU of all ``max_length`` rows, concatenated, 0 at padding.
       padding: "lengths" or "zeros", see above.
       config: the encoder's settings, except ``cls_token``, which pooling determines.
       rngs: for initialisation.
@@ -72,6 +74,9 @@ class PooledEncoder(nnx.Module):
             raise expected("cls_token", f"False with pooling={pooling!r}", asked)
         settings |= {"cls_token": pooling == "cls"}
         config = make_config(EncoderConfig, config, settings)
+        if padding == "zeros" and config.inputs == "vectors":
+            needed = "'lengths' with inputs='vectors', where 0 is a value"
+            raise expected("padding", needed, f"{padding!r}")
         reason = _why_constant(config, pooling, padding)
         if reason:
             raise expected("pooling", f"another value with {reason}", f"{pooling!r}")
@@ -88,7 +93,7 @@ class PooledEncoder(nnx.Module):
         self.tokens: Any = (
             Dense(width, vocab_size, rngs=rngs) if config.reconstructs else None
         )
-        rows = {"attention": _QUERIES, "ends": 2}
+        rows = {"attention": _QUERIES, "ends": 2, "flatten": config.length}
         self.pooled_features = width * sum(rows.get(x, 1) for x in pooling.split("+"))
 
     def pooled(
@@ -103,7 +108,7 @@ class PooledEncoder(nnx.Module):
         """One float32 vector `[B, pooled_features]` for each row of tokens `[B, T]`.
 
         Args:
-          tokens: integer `[B, T]`.
+          tokens: integer `[B, T]`, or real vectors `[B, T, C]`.
           lengths: integer `[B]`; None = T for all.
           rngs: with a stream "dropout", for training; None for evaluation.
           segment_ids: integers `[B, T]`, see `TransformerEncoder`; the result then has
@@ -141,9 +146,12 @@ class PooledEncoder(nnx.Module):
             return total / jnp.maximum(weights.sum(-1), 1)[..., None]
 
         def one(number: jax.Array) -> jax.Array:
-            inside = label.label == number
-            start = _row(encoded, jnp.argmax(inside, 1))
-            return self._pooled(encoded, both(inside, mask), start)
+            inside, rows = label.label == number, encoded
+            start = _row(rows, jnp.argmax(inside, 1))
+            if self.pooling == "flatten":  # The document's rows come first.
+                order, _ = order_real_first(inside)
+                inside, rows = reorder(inside, order), reorder(rows, order)
+            return self._pooled(rows, both(inside, mask), start)
 
         return jax.vmap(one, out_axes=1)(jnp.arange(1, count + 1))
 
@@ -191,6 +199,8 @@ class PooledEncoder(nnx.Module):
             return start
         if self.pooling == "last":
             return _last(encoded, real)
+        if self.pooling == "flatten":
+            return _flat(encoded, real, self.encoder.config.length)
         parts = []
         if self.queries is not None:
             parts.append(_attended(encoded, self.queries[...], real))
@@ -201,7 +211,7 @@ class PooledEncoder(nnx.Module):
     def real(self, tokens: jax.Array, lengths: jax.Array | None) -> jax.Array:
         """Boolean `[B, T]`, True at the tokens that are not padding."""
         mask = self._mask(tokens, lengths)
-        return jnp.ones(tokens.shape, bool) if mask is None else mask
+        return jnp.ones(tokens.shape[:2], bool) if mask is None else mask
 
     def _mask(
         self,
@@ -281,6 +291,14 @@ def _attended(x: jax.Array, queries: jax.Array, mask: jax.Array | None) -> jax.A
     mask = None if mask is None else mask[:, None]
     weights = masked_softmax(scores, mask)
     return jnp.einsum("bqt,btd->bqd", weights, x).reshape(x.shape[0], -1)
+
+
+def _flat(x: jax.Array, mask: jax.Array | None, length: int) -> jax.Array:
+    """The GELU of all rows, and zeros at padding: `[B, T, D]` to `[B, length D]`."""
+    x = jax.nn.gelu(x, approximate=False)
+    x = x if mask is None else jnp.where(mask[:, :, None], x, 0)
+    missing = length - x.shape[1]
+    return jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(len(x), -1)
 
 
 def _row(x: jax.Array, index: jax.Array) -> jax.Array:

@@ -11,11 +11,13 @@ from typing import Annotated, Literal
 
 from lra_jax.errors import Count, Positive, Range, Rate, Size
 
-Inputs = Literal["embedding", "linear"]
+Inputs = Literal["embedding", "linear", "vectors"]
 Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
 Norm = Literal["layer", "instance", "batch"]
 Activation = Literal["gelu", "relu"]
-Pooling = Literal["mean", "cls", "first", "last", "attention", "ends", "attention+ends"]
+Pooling = Literal[
+    "mean", "cls", "first", "last", "attention", "ends", "attention+ends", "flatten"
+]
 Padding = Literal["lengths", "zeros"]
 Interaction = Literal["concat", "nli"]
 MlpKind = Literal["auto", "dense", "glu", "product_key", "none"]
@@ -58,7 +60,8 @@ class EncoderSettings(LayerSettings):
     """Longest sequence, in tokens: size of learned tables and cosFormer's M."""
     inputs: Inputs = "embedding"
     """embedding: a learned row for each token id or pixel value. linear: a projection
-    of the pixel's value in [0, 1]; for images."""
+    of the pixel's value in [0, 1]; for images. vectors: a projection of real vectors,
+    as of time series."""
     patch: Size = 1
     """Image tasks, with inputs=linear: side of the square patches of pixels that make
     one position each; 1 = every pixel is a position."""
@@ -73,11 +76,13 @@ class EncoderSettings(LayerSettings):
     batch: each column over the batch; running means in evaluation."""
     post_norm: bool = False
     """Normalise after each sum, norm(x + f(x)), instead of before attention and MLP."""
+    final_norm: bool = False
+    """With post_norm, normalise once more after the last block."""
     embed_std: Positive = 0.02
     """Initial standard deviation of the token embeddings."""
     scale_embeddings: bool = False
-    """Multiply the token embeddings by the root of embed_dim before positions are
-    added."""
+    """Multiply the token embeddings, or the projections of vectors, by the root of
+    embed_dim before positions are added."""
     dropout: Rate = 0.1
     """Dropout on embeddings, on attention outputs and in the MLP."""
     input_dropout: Rate | None = None

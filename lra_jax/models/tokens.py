@@ -96,9 +96,8 @@ class TokenModel(nnx.Module):
         if segment_ids is not None and not self.PACKED:
             needed = "None, since a row is reconstructed from its last position"
             raise expected("segment_ids", needed, "an array")
-        check_shape("tokens", tokens, "B T", None, None)
-        batch, length = tokens.shape
         mask = length_mask(tokens, lengths)
+        batch, length = tokens.shape[:2]
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         check_shape("positions", positions, "B K", batch, None)

@@ -273,7 +273,7 @@ def test_a_pair_is_its_two_documents_by_one_encoder(interaction):
     [
         (
             lambda: classifier(inputs="real"),
-            "inputs: expected one of embedding, linear, got 'real'",
+            "inputs: expected one of embedding, linear, vectors, got 'real'",
         ),
         (
             lambda: classifier(padding="none"),
