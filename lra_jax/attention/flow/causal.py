@@ -256,12 +256,8 @@ def _terms(
         hide_pairs(scores, visible.swapaxes(-1, -2)),
     )
     last_key, last_query = (documents.stayers(x, rows) for x in (key, query))
-
-    def sums_before(
-        start: tuple[jax.Array, jax.Array], updates: tuple[jax.Array, jax.Array]
-    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-        return prefix(start, updates, documents.decay(None, rows, key.dtype))
-
+    fade = documents.decay(None, rows, key.dtype)
+    sums_before = functools.partial(prefix, decay=fade)
     (keys, queries), (after_keys, after_queries) = sums_before(
         (state.keys, state.queries), (last_key.sum(3), last_query.sum(3))
     )
@@ -295,19 +291,15 @@ def _terms(
         competition,
         allocation(options, conserved_sink),
     )
-    return (
-        earlier,
-        terms,
-        FlowSums(
-            keys=after_keys,
-            queries=after_queries,
-            key_flow=after_key_flow,
-            query_flow=after_query_flow,
-            largest=largest,
-            total=total,
-            summary=state.summary,
-        ),
+    after = state._replace(
+        keys=after_keys,
+        queries=after_queries,
+        key_flow=after_key_flow,
+        query_flow=after_query_flow,
+        largest=largest,
+        total=total,
     )
+    return earlier, terms, after
 
 
 def _inner(

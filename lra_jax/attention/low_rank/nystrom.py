@@ -30,6 +30,7 @@ help if m < T: the exact pseudo-inverse of a nearly singular A amplifies errors.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -128,31 +129,52 @@ def nystrom_attention(
         of_queries, of_keys = (_in_front(x, count, 1) for x in (of_queries, of_keys))
     lengths = query.shape[2], key.shape[2]
     plan = landmarks.plan(padding, count, lengths, of_queries, of_keys, dtype)
-    scale = jnp.asarray(math.sqrt(1 / head_dim), dtype)
-    product = functools.partial(jnp.matmul, precision=precision)
-    query_marks = product(plan.query_means[:, None], query) * scale
-    key_marks = product(plan.key_means[:, None], key)
-
-    def attend(
-        rows: jax.Array, columns: jax.Array, mask: jax.Array | None
-    ) -> jax.Array:
-        return plan.softmax(product(rows, jnp.swapaxes(columns, -1, -2)), mask)
-
-    if padding == "published" and lengths == (count, count):
-        # A landmark for each position: their code then computes softmax attention.
-        out = product(attend(query * scale, key, plan.of_keys), value)
-    else:
-        first = attend(query * scale, key_marks, plan.of_queries)
-        middle = attend(query_marks, key_marks, plan.of_landmarks)
-        last = attend(query_marks, key, plan.of_keys)
-        inverse = _pseudo_inverse(middle, iterations, initialisation, precision)
-        # The landmark side first: the inverse is then applied to m rows, not T.
-        out = product(first, product(inverse, product(last, value)))[:, :, -length:]
+    query = query * jnp.asarray(math.sqrt(1 / head_dim), dtype)
+    # With a landmark for each position their code computes softmax attention.
+    is_full = padding == "published" and lengths == (count, count)
+    invert = functools.partial(
+        _pseudo_inverse,
+        iterations=iterations,
+        initialisation=initialisation,
+        precision=precision,
+    )
+    out = _attend(plan, query, key, value, None if is_full else invert, precision)
+    out = out[:, :, -length:]
     if conv_weight is not None:
         out = out + _convolve(value[:, :, -length:], conv_weight, precision)
     if padding == "exact":
         out = masking.hide_by_head(out, of_queries)
     return jnp.swapaxes(out, 1, 2).astype(out_dtype)
+
+
+def _attend(
+    plan: landmarks.Plan,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    invert: Callable[[jax.Array], jax.Array] | None,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    """The product of the three matrices and the values, or without ``invert`` of one.
+
+    Arrays are `[B, N, T, ...]`, with queries already scaled.
+    """
+    product = functools.partial(jnp.matmul, precision=precision)
+
+    def scores(
+        rows: jax.Array, columns: jax.Array, mask: jax.Array | None
+    ) -> jax.Array:
+        return plan.softmax(product(rows, jnp.swapaxes(columns, -1, -2)), mask)
+
+    if invert is None:
+        return product(scores(query, key, plan.of_keys), value)
+    query_marks = product(plan.query_means[:, None], query)
+    key_marks = product(plan.key_means[:, None], key)
+    first = scores(query, key_marks, plan.of_queries)
+    middle = scores(query_marks, key_marks, plan.of_landmarks)
+    last = scores(query_marks, key, plan.of_keys)
+    # The landmark side first: the inverse is then applied to m rows, not T.
+    return product(first, product(invert(middle), product(last, value)))
 
 
 nystrom_weights = dense.weights_of(
