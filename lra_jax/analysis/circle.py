@@ -76,24 +76,19 @@ def run_circle(
         _WIDTH, num_layers=1, num_heads=_HEADS, num_outputs=2, mlp=mlp, dropout=_DROPOUT
     )
     model = PathNetwork(shape, mechanism, rngs=nnx.Rngs(seed))
-    graph, params = nnx.split(model, nnx.Param)
     points, half = circle(_POINTS), _POINTS // 2
     here = np.stack([points[: half - 1], points[half - 1 : -2]], 1)
     there = np.stack([points[1:half], points[half:-1]], 1)
     # The published code adds the previous batch to each batch.
     before = np.concatenate([np.zeros_like(here[:_BATCH_SIZE]), here])[: len(here)]
-    steps = len(here) // _BATCH_SIZE
-    data = tuple(
-        jnp.asarray(array[: steps * _BATCH_SIZE].reshape(steps, _BATCH_SIZE, 2, 2))
-        for array in (here + before if skip else here, there)
-    )
 
-    def loss(params: Any, inputs: Any, targets: Any, key: Any) -> jax.Array:
-        out = nnx.merge(graph, params)(inputs, None, nnx.Rngs(dropout=key))
-        return jnp.sum((out - targets) ** 2)
+    def loss(model: Any, inputs: Any, targets: Any, rngs: nnx.Rngs) -> jax.Array:
+        return jnp.sum((model(inputs, None, rngs) - targets) ** 2)
 
+    data = (here + before if skip else here, there)
     optimizer = optax.adam(learning_rate)
-    params, losses = fit_epochs(loss, params, data, optimizer, _EPOCHS, seed)
+    losses = fit_epochs(model, loss, data, _BATCH_SIZE, optimizer, _EPOCHS, seed)
+    graph, params = nnx.split(model)
 
     def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         out = nnx.merge(graph, params)(x)
@@ -129,11 +124,7 @@ def _chart(name: str, runs: Mapping[str, CircleRun], about: str) -> Chart:
     settings = {"title": "distance of the two points", "xlabel": "step of the roll-out"}
     distances = Panel(lines, is_log=True, settings=settings)
     data = {
-        variant: {
-            "trajectory": run.trajectory,
-            "distance": run.spread,
-            "losses": run.losses,
-        }
+        variant: run._asdict() | {"distance": run.spread}
         for variant, run in runs.items()
     }
     return Chart(
@@ -151,12 +142,8 @@ def _chart(name: str, runs: Mapping[str, CircleRun], about: str) -> Chart:
 def _table(runs: Mapping[str, CircleRun]) -> Table:
     steps = (0, 10, 100, _STEPS - 1)
     rows = [
-        (
-            variant,
-            f"{run.losses[-1]:.2g}",
-            *(f"{run.spread[step]:.3g}" for step in steps),
-        )
-        for variant, run in runs.items()
+        (name, f"{x.losses[-1]:.2g}", *(f"{x.spread[step]:.3g}" for step in steps))
+        for name, x in runs.items()
     ]
     head = ("parts", "training loss", *(f"distance, step {step}" for step in steps))
     return Table(head, rows)
@@ -166,13 +153,14 @@ def _plane(title: str, run: CircleRun) -> Panel:
     """The two points of a roll-out, and the circle."""
 
     def draw(_: Figure, axis: Axes) -> None:
+        """Dots, and stars where they end."""
         angles = np.linspace(0, 2 * np.pi, 200)
         x, y = 0.3 * np.cos(angles), 0.3 * np.sin(angles)
         axis.plot(x, y, color="#bbbbbb", linewidth=1)
         for point, marker in enumerate("os"):
-            colour = charts.line_style(point)["color"]
-            looks: dict[str, Any] = {"linestyle": "", "markersize": 2.5}
-            looks |= {"color": colour, "marker": marker, "label": f"point {point + 1}"}
+            looks = charts.line_style(point) | {"linestyle": "", "markersize": 2.5}
+            looks |= {"marker": marker, "label": f"point {point + 1}"}
+            looks["markerfacecolor"] = looks["color"]
             axis.plot(*run.trajectory[:, point].T, **looks)
             axis.plot(*run.trajectory[-1, point], "*", color="black", markersize=9)
 

@@ -148,12 +148,12 @@ def run_experiment(
     train, test = _make_data(name, experiment, seed)
     settings = experiment.settings
     model = PathNetwork(settings, mechanism, rngs=nnx.Rngs(seed))
-    graph, params = nnx.split(model, nnx.Param)
-    params, losses = _fit(graph, params, train, experiment, seed)
+    losses = _fit(model, train, experiment, seed)
 
-    @jax.jit
-    def score(params: Any, inputs: Any, labels: Any, paths: Any = None) -> jax.Array:
-        model, mask = nnx.merge(graph, params), labels >= 0
+    @nnx.jit
+    def score(model: PathNetwork, inputs: Any, labels: Any, paths: Any) -> jax.Array:
+        """The share of right labels, of the network itself or along paths."""
+        mask = labels >= 0
         if paths is None:
             logits = model(inputs, mask)
         else:
@@ -170,10 +170,10 @@ def run_experiment(
         rows = []
         for length in lengths:
             draws = (draw_paths(length, count, *sizes, rng) for _ in range(repeats))
-            rows.append([float(score(params, *data, paths)) for paths in draws])
+            rows.append([float(score(model, *data, paths)) for paths in draws])
             clock.tick()
         by_length[count] = np.array(rows)
-    whole = float(score(params, *data))
+    whole = float(score(model, *data, None))
     return PathResult(whole, test.majority, by_length, losses)
 
 
@@ -194,15 +194,11 @@ def _make_data(
 
 
 def _fit(
-    graph: Any, params: Any, task: TokenTask, experiment: Experiment, seed: int
-) -> tuple[Any, np.ndarray]:
-    """Trains with Adam on cross-entropy over the tokens."""
-    size = experiment.batch_size
-    steps = max(len(task.inputs) // size, 1)
-    data = tuple(
-        jnp.asarray(array[: steps * size].reshape(steps, -1, *array.shape[1:]))
-        for array in task
-    )
+    model: PathNetwork, task: TokenTask, experiment: Experiment, seed: int
+) -> np.ndarray:
+    """Trains with Adam on cross-entropy over the tokens; the losses."""
+    size = min(experiment.batch_size, len(task.inputs))
+    steps = len(task.inputs) // size
     schedule = optax.piecewise_constant_schedule(
         experiment.learning_rate, {drop * steps: 0.91 for drop in experiment.drops}
     )
@@ -210,15 +206,15 @@ def _fit(
         optax.add_decayed_weights(experiment.weight_decay), optax.adam(schedule)
     )
 
-    def loss(params: Any, inputs: Any, labels: Any, key: Any) -> jax.Array:
+    def loss(model: Any, inputs: Any, labels: Any, rngs: nnx.Rngs) -> jax.Array:
+        """The mean over the tokens of a batch."""
         mask = labels >= 0
-        logits = nnx.merge(graph, params)(inputs, mask, nnx.Rngs(dropout=key))
         losses = optax.losses.softmax_cross_entropy_with_integer_labels(
-            logits, jnp.where(mask, labels, 0)
+            model(inputs, mask, rngs), jnp.where(mask, labels, 0)
         )
         return jnp.mean(losses, where=mask)
 
-    return fit_epochs(loss, params, data, optimizer, experiment.epochs, seed)
+    return fit_epochs(model, loss, task, size, optimizer, experiment.epochs, seed)
 
 
 def lengths_section() -> Section:

@@ -11,7 +11,7 @@ normalised by LN' and classified, which the code calls ``--no_sub_path``.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -62,13 +62,15 @@ class PathBlock(nnx.Module):
             settings.num_heads, width, mechanism=mechanism, rngs=rngs
         )
         bound = width**-0.5
-        for name in ("query", "key"):
+        for name in ("query", "key", "value", "out"):
             kernel = getattr(self.attention, name).kernel
-            kernel[...] = INIT(rngs.params(), kernel[...].shape)
-        for name in ("value", "out"):
-            kernel = getattr(self.attention, name).kernel
-            kernel[...] = jax.random.uniform(
-                rngs.params(), kernel[...].shape, minval=-bound, maxval=bound
+            shape = kernel[...].shape
+            kernel[...] = (
+                INIT(rngs.params(), shape)
+                if name in ("query", "key")
+                else jax.random.uniform(
+                    rngs.params(), shape, minval=-bound, maxval=bound
+                )
             )
         self.attention_norm = LayerNorm(width, epsilon=EPSILON)
         self.has_mlp = settings.mlp
@@ -159,7 +161,6 @@ class PathNetwork(nnx.Module):
     ) -> jax.Array:
         """The same from a sum of paths, `int [P, L]`: their heads, -1 = skipped."""
         start = self.embed_inputs(inputs)
-
         total = jnp.zeros_like(start)
         for path in paths:
             x = start
@@ -169,6 +170,7 @@ class PathNetwork(nnx.Module):
         return self.head(_normalise(total))
 
     def embed_inputs(self, inputs: jax.Array) -> jax.Array:
+        """The input of the first block, `[B, T, D]`, for ids or points as above."""
         x = inputs
         if self.settings.vocab_size is not None:
             x = self.embed[...][inputs]
@@ -215,31 +217,43 @@ def _normalise(x: jax.Array) -> jax.Array:
 
 
 def fit_epochs(
+    model: PathNetwork,
     loss: Callable[..., jax.Array],
-    params: Any,
-    data: tuple[jax.Array, ...],
+    arrays: Iterable[np.ndarray],
+    batch_size: int,
     optimizer: optax.GradientTransformation,
     epochs: int,
     seed: int,
-) -> tuple[Any, np.ndarray]:
-    """Trains on the batches in the same order in every epoch; an epoch is one program.
+) -> np.ndarray:
+    """Trains a model on the batches in the same order in every epoch.
 
     Args:
-      loss: maps ``(params, *batch, key)`` to a scalar; the key is for dropout.
-      params: initial parameters.
-      data: arrays `[steps, ...]`, one batch per step.
+      model: gets the trained weights.
+      loss: maps ``(model, *batch, rngs)`` to a scalar.
+      arrays: the examples, `[n, ...]` each; those beyond the last whole batch are left
+        out.
+      batch_size: examples of a step.
       optimizer: for all parameters.
-      epochs: number of epochs.
-      seed: of the keys.
+      epochs: number of epochs; each is one program.
+      seed: of dropout.
 
     Returns:
-      The parameters, and the mean loss of each epoch.
+      The mean loss of each epoch.
     """
+    graph, params = nnx.split(model, nnx.Param)
+    size = batch_size
+    data = tuple(
+        jnp.asarray(x[: len(x) // size * size].reshape(-1, size, *x.shape[1:]))
+        for x in arrays
+    )
+
+    def batch_loss(params: Any, batch: Any, key: Any) -> jax.Array:
+        return loss(nnx.merge(graph, params), *batch, nnx.Rngs(dropout=key))
 
     def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
         params, state, key = carry
         key, dropout = jax.random.split(key)
-        value, grads = jax.value_and_grad(loss)(params, *batch, dropout)
+        value, grads = jax.value_and_grad(batch_loss)(params, batch, dropout)
         with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
             updates, state = optimizer.update(grads, state, params)
         return (optax.apply_updates(params, updates), state, key), value
@@ -250,4 +264,5 @@ def fit_epochs(
     for _ in progress.told(range(epochs), "epochs", epochs):
         carry, values = epoch(carry, data)
         losses.append(float(values.mean()))
-    return carry[0], np.array(losses)
+    nnx.update(model, carry[0])
+    return np.array(losses)

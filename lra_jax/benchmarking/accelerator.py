@@ -2,8 +2,8 @@
 
 The folder holds ``accelerator.json`` and ``accelerator.md``, rewritten after each part,
 and ``parts/`` with files of the parts' processes: their logs, the references, the runs.
-A part that is done, or has nothing to do on this device, is not repeated; one that was
-cut short keeps its rows, and a training resumes from its last checkpoint.
+A part that is done, or has nothing to do on this device, is not repeated; a training
+that was cut short resumes from its last checkpoint.
 """
 
 import asyncio

@@ -1,15 +1,12 @@
 """The work of one part of the accelerator's view, in its process.
 
 It leaves a JSON file with its results, or with ``skipped``, the reason why there are
-none. Rows are on disk as soon as they are measured, in case the process ends, and the
-next process of the part goes on from there.
+none. Rows are on disk as soon as they are measured, in case the process ends.
 """
 
 import contextlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from lra_jax.benchmarking import correctness
 from lra_jax.benchmarking.cases import Case
@@ -51,26 +48,14 @@ def run(config: BenchmarkConfig, file: Path, say: Say) -> None:
 
 
 def _compare(cases: Sequence[Case], file: Path, say: Say) -> None:
-    rows = [row for row in _before(file)["rows"] if row["status"] != "failed"]
-    names = ("attention", "causal", "rows", "dtype")
-    done = [tuple(row[name] for name in names) for row in rows]
-    left = [
-        (case, file.parent / REFERENCES, dtype)
-        for case in cases
-        for dtype in correctness.TOLERANCES
-        if (case.attention, case.causal, case.rows, dtype) not in done
-    ]
-    compared = side_by_side(lambda job: correctness.compare(*job), left)
+    folder, rows = file.parent / REFERENCES, []
+    jobs = [(case, folder, dtype) for case in cases for dtype in correctness.TOLERANCES]
+    compared = side_by_side(lambda job: correctness.compare(*job), jobs)
     with contextlib.closing(compared):
         for row in compared:
             rows.append(row)
             say(correctness.in_words(row))
             write_json(file, {"tolerances": correctness.TOLERANCES, "rows": rows})
-
-
-def _before(file: Path) -> dict[str, Any]:
-    """The results of earlier processes of the part."""
-    return json.loads(file.read_text("utf-8")) if file.exists() else {"rows": []}
 
 
 def _compare_kernels(config: BenchmarkConfig, file: Path, say: Say) -> None:
@@ -112,7 +97,7 @@ def _time(config: BenchmarkConfig, file: Path, say: Say) -> None:
         values = report.values()
         write_json(file, {name: values[name] for name in names})
 
-    report.measure(say, keep, _before(file) if file.exists() else None)
+    report.measure(say, keep)
     keep()
     if report.interrupted:
         raise KeyboardInterrupt

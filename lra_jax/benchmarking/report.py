@@ -1,7 +1,7 @@
 """One run of the benchmark: measures, prints, writes."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +53,19 @@ class Report:
         self,
         say: Callable[[str], None] = lambda text: None,
         keep: Callable[[], None] = lambda: None,
-        before: Mapping[str, Any] | None = None,
     ) -> None:
         """Measures the machine, then every case.
 
         Args:
           say: called with a line for each.
           keep: called after each, when `values` includes it.
-          before: the ``roofline`` and ``rows`` of an earlier run with the same settings
-            on the same machine, which are not measured again (see `Runner`).
         """
         config = self.config
         brief: dict[str, Any] = {}
         if config.quick:
             brief = {"copy_bytes": 1 << 20, "matmul_size": 128, "repeats": 2}
         try:
-            self.roofline = (
-                Roofline(**before["roofline"])
-                if before
-                else measure_roofline(self.dtypes, **brief)
-            )
+            self.roofline = measure_roofline(self.dtypes, **brief)
         except KeyboardInterrupt:
             self.interrupted = True
             return
@@ -88,7 +81,6 @@ class Report:
             max_seconds=config.max_seconds,
             max_bytes=None if config.max_gb is None else round(config.max_gb * 1e9),
             min_seconds=0.0 if config.quick else 0.02,
-            before=before["rows"] if before else (),
             on_row=on_row,
         )
         self.rows = runner.rows

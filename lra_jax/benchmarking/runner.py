@@ -46,15 +46,11 @@ class Runner:
       max_seconds: no case is started if one call is expected to take longer.
       max_bytes: memory that a case may need; None = the device's free memory.
       min_seconds: a sample of a fast case is the mean of calls that take this long.
-      before: rows of an earlier run of the same cases on the same machine. Those that
-        would be timed in turns are kept if all of them have a row, and none failed or
-        was cut short.
       on_row: called with each new row.
 
     Attributes:
       rows: a row for each case so far. ``status`` is "measured", or "does not fit",
-        "left out", "not supported" or "failed", each with a ``reason``. ``cut_short``
-        tells that Ctrl-C came between the samples of a row.
+        "left out", "not supported" or "failed", each with a ``reason``.
       interrupted: whether Ctrl-C ended the run.
     """
 
@@ -64,7 +60,6 @@ class Runner:
     max_seconds: float = 20.0
     max_bytes: int | None = None
     min_seconds: float = 0.02
-    before: Sequence[Row] = ()
     on_row: Callable[[Row], None] = lambda row: None
 
     def __post_init__(self) -> None:
@@ -81,31 +76,12 @@ class Runner:
             return case.work, case.dtype, case.length
 
         ordered = sorted(cases, key=together)
-        groups = [list(group) for _, group in itertools.groupby(ordered, together)]
-        # Earlier rows come first: whatever happens next, `rows` has them.
-        left = [group for group in groups if not self._keep_group(group)]
         try:
-            for group in left:
-                self._run_group(group)
+            for _, group in itertools.groupby(ordered, together):
+                self._run_group(list(group))
         except KeyboardInterrupt:
             self.interrupted = True
-        self.rows.sort(key=lambda row: (row["work"], row["dtype"], row["length"]))
         return self.rows
-
-    def _keep_group(self, cases: list[Case]) -> bool:
-        """Whether all of them have a row of an earlier run, which is then theirs."""
-        missing: Row = {"status": "failed"}
-        earlier = [
-            next((row for row in self.before if is_of(row, case)), missing)
-            for case in cases
-        ]
-        if any(row["status"] == "failed" or row.get("cut_short") for row in earlier):
-            return False
-        for case, row in zip(cases, earlier, strict=True):
-            if row["status"] == "measured":
-                self._remember(case, row["median_ms"] / 1e3)
-        self.rows += earlier
-        return True
 
     def _run_group(self, cases: list[Case]) -> None:
         programs = []
@@ -152,7 +128,6 @@ class Runner:
     def _time(self, programs: Sequence[Program]) -> None:
         """Times programs in turns."""
         samples: dict[Program, list[float]] = {}
-        cut_short = True
         try:
             for program in programs:
                 try:
@@ -168,12 +143,11 @@ class Runner:
                     self._sample({program: samples[program]})
                     program.unload()
             self._sample({p: samples[p] for p in samples if p.loaded})
-            cut_short = False
         finally:  # Also after Ctrl-C: measurements so far are kept.
             for program in programs:
                 program.unload()
                 if samples.get(program):
-                    self._measured(program, samples[program], cut_short)
+                    self._measured(program, samples[program])
 
     def _sample(self, samples: Mapping[Program, list[float]]) -> None:
         """Adds samples to each program, in turns."""
@@ -182,15 +156,13 @@ class Runner:
                 if sum(seconds) <= self.max_seconds:
                     seconds.append(program.sample())
 
-    def _measured(
-        self, program: Program, samples: list[float], cut_short: bool
-    ) -> None:
+    def _measured(self, program: Program, samples: list[float]) -> None:
         case, median = program.case, statistics.median(samples)
         floor, bound = self.roofline.floor(case, program.least_bytes)
         share = floor / median
         known = {"roofline_share": share, "roofline_bound": bound}
         tokens = case.batch_size * (1 if case.work == "decode" else case.length)
-        self._remember(case, median)
+        self._known.setdefault(case.line, {})[case.length] = median
         self._add(
             case,
             program,
@@ -201,11 +173,7 @@ class Runner:
             samples=len(samples),
             tokens_per_second=tokens / median,
             **(known if share <= _LARGEST_SHARE else {}),
-            **({"cut_short": True} if cut_short else {}),
         )
-
-    def _remember(self, case: Case, seconds: float) -> None:
-        self._known.setdefault(case.line, {})[case.length] = seconds
 
     def _add(
         self, case: Case, program: Program | Exception | None, status: str, **more: Any
@@ -227,11 +195,6 @@ def _failure(error: Exception) -> tuple[str, str]:
     text = first_line(error)
     # XLA reports this itself if the analysis of the program did not foresee it.
     return "does not fit" if "RESOURCE_EXHAUSTED" in text else "failed", text
-
-
-def is_of(row: Row, case: Case) -> bool:
-    """Whether a row, also one read from JSON, is that of a case."""
-    return all(row.get(name) == value for name, value in case.to_dict().items())
 
 
 def side_by_side(

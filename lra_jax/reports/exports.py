@@ -121,24 +121,17 @@ def _table(caption: str, rows: Sequence[Row]) -> str:
     heads = [name.replace("_", " ") for name in scores] or ["test accuracy, %"]
     lines = []
     for row in rows:
-        cells = [_score(row, name) for name in scores] or [_accuracy(row)]
+        cells = [
+            _mean_and_deviation(row[name], row[f"{name}_deviation"], 3)
+            for name in scores
+        ]
         speed = f"{row['steps_per_second']:.2f} ({row['steps_per_second_kind']})"
+        more = f" ({row['settings']})" if row["settings"] else ""
+        model = f"{row['attention']}, {row['preset']}{more}"
         numbers = (row["seeds"], f"{row['parameters']:,}", speed)
-        lines.append((_name(row), *cells, *numbers))
+        lines.append((model, *(cells or [_accuracy(row)]), *numbers))
     head = ("model", *heads, "seeds", "parameters", "steps/s")
     return Table(head, lines).latex(caption)
-
-
-def _name(row: Row) -> str:
-    more = f" ({row['settings']})" if row["settings"] else ""
-    return f"{row['attention']}, {row['preset']}{more}"
-
-
-def _score(row: Row, name: str) -> Markup:
-    """Mean and deviation over seeds; words have no bits per byte."""
-    if row[name] is None:
-        return Markup("--")
-    return _mean_and_deviation(row[name], row[f"{name}_deviation"], 3)
 
 
 def _accuracy(row: Row) -> Markup:
@@ -153,7 +146,12 @@ def _accuracy(row: Row) -> Markup:
     return shown
 
 
-def _mean_and_deviation(mean: float, deviation: float | None, digits: int) -> Markup:
+def _mean_and_deviation(
+    mean: float | None, deviation: float | None, digits: int
+) -> Markup:
+    """Words have no bits per byte, and a single seed no deviation."""
+    if mean is None:
+        return Markup("--")
     if deviation is None:
         return Markup(f"${mean:.{digits}f}$")
     return Markup(rf"${mean:.{digits}f} \pm {deviation:.{digits}f}$ (sd)")

@@ -7,9 +7,10 @@ from pathlib import Path
 from lra_jax.configs import TASKS, Config, ModelConfig
 from lra_jax.reports import curves
 from lra_jax.reports.comparison import best_group, differing_code, full_title, title
-from lra_jax.reports.page import Page, Table
+from lra_jax.reports.page import Page
 from lra_jax.reports.runs import Group
 from lra_jax.reports.suites import add_suites
+from lra_jax.reports.table import Table, number
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
 from lra_jax.training.result import standard_error
@@ -79,7 +80,7 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
         page.heading("All tasks")
         page.text(_AVERAGES)
         page.table(*averages_table(groups))
-        other = other_averages_table(groups)
+        other = averages_table(groups, is_official=False)
         if other.ours:
             page.text(_OTHER_AVERAGES)
             page.table(*other)
@@ -127,19 +128,21 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
     return Table(head, rows, words=(0, 7), ours=len(groups))
 
 
-def averages_table(groups: Sequence[Group]) -> Table:
-    """A row over all tasks for each mechanism with runs by the LRA's protocol, then the
-    published rows."""
-    ours = _averages([group for group in groups if group.by_protocol])
+def averages_table(groups: Sequence[Group], is_official: bool = True) -> Table:
+    """A row over all tasks for each mechanism.
+
+    Those of runs by the LRA's protocol, and then the published rows; or those of the
+    other runs on LRA's data, by preset.
+    """
+    ours = _averages([g for g in groups if g.official and g.by_protocol == is_official])
     published = [row._replace(model=f"published: {row.model}") for row in ROWS]
-    return _averages_table([*ours, *published], ours=len(ours))
-
-
-def other_averages_table(groups: Sequence[Group]) -> Table:
-    """A row over all tasks for each mechanism and preset of the runs on LRA's data that
-    do not follow its protocol; no published rows."""
-    ours = _averages([g for g in groups if g.official and not g.by_protocol])
-    return _averages_table(ours, ours=len(ours))
+    rows = [*ours, *(published if is_official else ())]
+    head = ("model", *SIX, "avg5", "avg6", "source")
+    cells = [
+        (row.model, *map(_average, (*row[1:7], row.avg5, row.avg6)), row.source)
+        for row in rows
+    ]
+    return Table(head, cells, words=(0, 9), ours=len(ours))
 
 
 def _averages(groups: Sequence[Group]) -> list[Row]:
@@ -161,17 +164,9 @@ def _averages(groups: Sequence[Group]) -> list[Row]:
     return rows
 
 
-def _averages_table(rows: Sequence[Row], ours: int) -> Table:
-    head = ("model", *SIX, "avg5", "avg6", "source")
-    cells = [
-        (row.model, *map(_number, (*row[1:7], row.avg5, row.avg6)), row.source)
-        for row in rows
-    ]
-    return Table(head, cells, words=(0, 9), ours=ours)
-
-
-def _number(value: float | str | None) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value or "-")
+def _average(value: float | str | None) -> str:
+    """Some published cells are words."""
+    return value if isinstance(value, str) else number(value, ".2f")
 
 
 def commands(groups: Sequence[Group]) -> list[str]:

@@ -22,8 +22,9 @@ from lra_jax.reports.comparison import (
     differing_starts,
     settings_unlike_preset,
 )
-from lra_jax.reports.page import Page, Table
+from lra_jax.reports.page import Page
 from lra_jax.reports.runs import Group
+from lra_jax.reports.table import Table, number
 from lra_jax.tasks import Task, get_task, suites
 from lra_jax.training.result import shared_scores
 
@@ -110,9 +111,9 @@ def _add_suite(
         page.text("The tests' own scores, of the same checkpoints:")
         page.table(*scores)
     for test in tests:
-        lines = _lines(test, best)
-        if lines:
-            page.chart(chart_of_parts(test, lines, slug))
+        chart = chart_of_parts(test, best, slug)
+        if chart.panels[0].lines:
+            page.chart(chart)
 
 
 def _add_examples(page: Page, tests: Sequence[Test]) -> None:
@@ -144,8 +145,8 @@ def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:
         by_data: dict[str, list[Group]] = {}
         for group in of_task:
             by_data.setdefault(differing_data(group, of_task), []).append(group)
-        for number, words in enumerate(sorted(by_data), start=1):
-            name = f"{task.name} {number}" if len(by_data) > 1 else task.name
+        for place, words in enumerate(sorted(by_data), start=1):
+            name = f"{task.name} {place}" if len(by_data) > 1 else task.name
             tests.append(Test(name, task, words, by_data[words]))
     return tests
 
@@ -222,8 +223,11 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
     rows = [
         (
             model,
-            *(_number(score(row[name]) if name in row else None) for name in names),
-            _number(_mean(row) if len(row) == len(names) else None),
+            *(
+                number(score(row[name]) if name in row else None, ".1f")
+                for name in names
+            ),
+            number(_mean(row) if len(row) == len(names) else None, ".1f"),
             _span(row, "state_size"),
             _span(row, "parameters"),
             _settings([row[name] for name in names if name in row]),
@@ -234,7 +238,10 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
         _scaled(t.task, t.data, t.task.chance(t.data)) if t.task.chance else None
         for t in tests
     )
-    others = [("chance", *map(_number, chances), *[""] * 4), *_published(tests)]
+    others = [
+        ("chance", *(number(x, ".1f") for x in chances), *[""] * 4),
+        *_published(tests),
+    ]
     return Table(head, [*rows, *others], words=(0, len(head) - 1), ours=len(rows))
 
 
@@ -250,19 +257,18 @@ def scores_table(best: Best, tests: Sequence[Test]) -> Table:
         (
             model,
             *(
-                f"{row[name].mean(f'test_{key}'):.3f}" if name in row else "-"
-                for name, key in columns
+                number(row[n].mean(f"test_{key}"), ".3f") if n in row else "-"
+                for n, key in columns
             ),
         )
         for model, row in best.items()
         if any(name in row for name, _ in columns)
     ]
-    heads = (f"{name}, {_in_words(key)}" for name, key in columns)
+    heads = (
+        f"{name}, {key.removesuffix('_best').replace('_', ' ')}"
+        for name, key in columns
+    )
     return Table(("model", *heads), rows, ours=len(rows))
-
-
-def _in_words(score: str) -> str:
-    return score.removesuffix("_best").replace("_", " ")
 
 
 def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
@@ -276,7 +282,7 @@ def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
             cells[test.name] = _scaled(task, data, row.accuracy)
     lines = []
     for (model, source), cells in rows.items():
-        accuracies = (_number(cells.get(test.name)) for test in tests)
+        accuracies = (number(cells.get(test.name), ".1f") for test in tests)
         lines.append((f"published: {model}", *accuracies, "", "", "", source))
     return lines
 
@@ -326,39 +332,25 @@ def heat_map(
     return Chart(name, [panel], caption, values, size=size)
 
 
-def _lines(test: Test, best: Best) -> list[charts.Line]:
-    """Accuracy by part of a test, the mean over seeds, for models with such results."""
-    lines = []
+def chart_of_parts(test: Test, best: Best, slug: str) -> Chart:
+    """Accuracy against the lengths, or the numbers of pairs, of the parts: the mean
+    over seeds, for models with such results."""
+    lines, parts = [], "length of sequences"
     for model, row in best.items():
         means = _by_length(row[test.name]) if test.name in row else {}
         if means:
             # Parts are named LENGTH, or LENGTH/PAIRS.
+            if any("/" in name for name in means):
+                parts = "number of pairs"
             places = [float(name.rpartition("/")[2]) for name in means]
             heights = [_scaled(test.task, test.data, mean) for mean in means.values()]
             lines.append(charts.Line(model, places, heights))
-    return lines
-
-
-def _parts_are(test: Test) -> str:
-    """The number in which the parts of a test differ, see `_lines`."""
-    results = [result for group in test.groups for result in group.results]
-    names = [name for x in results for name in x.test_accuracy_by_length]
-    of_pairs = any("/" in name for name in names)
-    return "number of pairs" if of_pairs else "length of sequences"
-
-
-def chart_of_parts(test: Test, lines: Sequence[charts.Line], slug: str) -> Chart:
-    """Accuracy against the lengths, or the numbers of pairs, of a test's parts."""
-    parts, is_scaled = _parts_are(test), test.task.is_scaled
-    caption = f"{test.name}: test accuracy against the {parts}"
-    caption += "; 0 is chance, 100 all correct." if is_scaled else "."
-    scaled = " (scaled: 0 is chance)" if is_scaled else ""
-    labels = {"xlabel": parts, "ylabel": f"accuracy{scaled}, %"}
+    caption, label = f"{test.name}: test accuracy against the {parts}", "accuracy, %"
+    if test.task.is_scaled:
+        caption += "; 0 is chance, 100 all correct"
+        label = "accuracy (scaled: 0 is chance), %"
     lengths = sorted({int(x) for line in lines for x in line.x})
-    panel = Panel(lines, lengths=lengths, settings=labels)
+    settings = {"xlabel": parts, "ylabel": label}
+    panel = Panel(lines, lengths=lengths, settings=settings)
     name = f"lengths-{test.name.replace(' ', '-')}-{slug}"
-    return Chart(name, [panel], caption, size=(8, 4))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return Chart(name, [panel], f"{caption}.", size=(8, 4))

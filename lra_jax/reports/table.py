@@ -3,6 +3,7 @@
 import csv
 import html
 import io
+import math
 import re
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -95,6 +96,11 @@ def to_markdown(value: Any) -> Markup:
         return value
     words = " ".join(str(value).split())
     return Markup(_MARKS.sub(r"\\\g<0>", html.escape(words, quote=False)))
+
+
+def number(value: float | None, spec: str) -> str:
+    """A formatted number; "-" for None and NaN."""
+    return "-" if value is None or math.isnan(value) else format(value, spec)
 
 
 def _latex_cell(cell: Any) -> str:

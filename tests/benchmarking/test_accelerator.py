@@ -1,6 +1,5 @@
 """The accelerator's view, with a CPU as the device."""
 
-import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -12,7 +11,6 @@ from benchmarking.small import config
 from lra_jax import benchmark
 from lra_jax.benchmarking import (
     correctness,
-    one_part,
     parts,
 )
 from lra_jax.benchmarking.accelerator import Accelerator
@@ -97,25 +95,6 @@ def test_ctrl_c_says_one_line_and_keeps_what_is_there(tmp_path) -> None:
     advice = "interrupted; the same command resumes"
     helpers.assert_one_error(process.returncode, err, 128 + signal.SIGINT, advice)
     assert read(tmp_path)["parts"] == []
-
-
-def test_a_part_goes_on_from_its_rows(tmp_path, monkeypatch) -> None:
-    """The times of the first length, and the machine's, are not taken again."""
-    chosen = config(tmp_path, quick=True, lengths="8,16", dtypes="float32")
-    chosen = dataclasses.replace(chosen, part="times", work="forward")
-    file = tmp_path / "parts" / "times.json"
-    one_part.run(chosen, file, print)
-    whole = json.loads(file.read_text())
-    assert [row["length"] for row in whole["rows"]] == [8, 16]
-    cut = whole | {"rows": whole["rows"][:1]}
-    file.write_text(json.dumps(cut))
-    monkeypatch.setattr("lra_jax.benchmarking.report.measure_roofline", None)
-    one_part.run(chosen, file, print)
-    again = json.loads(file.read_text())
-    assert again["rows"][0] == whole["rows"][0]
-    assert [row["length"] for row in again["rows"]] == [8, 16]
-    assert again["rows"][1] != whole["rows"][1]
-    assert again["roofline"] == whole["roofline"]
 
 
 @pytest.mark.parametrize(

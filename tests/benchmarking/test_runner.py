@@ -1,6 +1,5 @@
 """The cases that are measured, refused, and kept when a run is cut short."""
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -65,35 +64,6 @@ def test_what_was_measured_before_ctrl_c_is_kept(monkeypatch) -> None:
         ("linear", 2),
         ("cosformer", 1),
     ]
-    assert all(row["cut_short"] for row in runner.rows)
-
-
-def test_rows_of_an_earlier_run_are_kept_in_whole_groups(monkeypatch) -> None:
-    """16 is whole; of 32 one row is missing, of 64 one failed, of 128 one was cut."""
-    cases = [case(x, length=n) for n in (16, 32, 64, 128) for x in ("linear", "flow")]
-    before = json.loads(json.dumps(run(cases).rows))
-    wanted = [(row["attention"], row["length"]) for row in before]
-    del before[3]
-    before[3]["status"] = "failed"
-    before[6]["cut_short"] = True
-    for row in before:
-        row["median_ms"] = 1e6
-
-    timed, sample = [], Program.sample
-
-    def recorded(self: Program) -> float:
-        timed.append(self.case.length)
-        return sample(self)
-
-    monkeypatch.setattr(Program, "sample", recorded)
-    runner = run(cases, before=before, max_seconds=1e9)
-    assert [(row["attention"], row["length"]) for row in runner.rows] == wanted
-    assert set(timed) == {32, 64, 128}
-    assert [row["median_ms"] == 1e6 for row in runner.rows] == [True] * 2 + [False] * 6
-
-    # The times so far also tell what would take too long.
-    statuses = [row["status"] for row in run(cases, before=before).rows]
-    assert statuses == ["measured"] * 2 + ["left out"] * 6
 
 
 @pytest.mark.parametrize(

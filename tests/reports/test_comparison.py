@@ -27,7 +27,7 @@ def test_a_changed_attention_is_another_setting(tmp_path: Path) -> None:
     assert folders == [["b"], ["a", "c"]]
     names = [f"code of {runs / name}" for name in "ba"]
     assert [differing_settings(group, groups) for group in groups] == names
-    averages = [row[:2] for row in results.other_averages_table(groups).rows]
+    averages = [row[:2] for row in results.averages_table(groups, False).rows]
     assert averages == [
         (f"own:attention, compact, code of {runs / 'b'}", "30.00"),
         (f"own:attention, compact, code of {runs / 'a'}", "10.00"),
@@ -88,7 +88,7 @@ def try_rate(
 
 def average(folder: Path) -> str:
     """The accuracy in the only row of averages."""
-    (row,) = results.other_averages_table(groups_in(folder)).rows
+    (row,) = results.averages_table(groups_in(folder), False).rows
     return row[1]
 
 
@@ -98,7 +98,7 @@ def test_of_several_settings_validation_chooses(tmp_path: Path) -> None:
     try_rate(tmp_path / "b", 2e-3, 37.0, 36.0)
     groups = groups_in(tmp_path)
     assert len(groups) == 2
-    (row,) = results.other_averages_table(groups).rows
+    (row,) = results.averages_table(groups, False).rows
     assert row[1] == "37.00" and row[-1].endswith("the best by validation")
 
 
@@ -125,7 +125,7 @@ def test_no_choice_is_made_on_the_test_split(tmp_path: Path) -> None:
     for name, rate, test in (("a", 1e-3, 66.0), ("b", 2e-3, 60.0)):
         changed = config.replace(train={"learning_rate": rate})
         make_run(tmp_path / name, 99.0, changed, last=test)
-    (row,) = results.other_averages_table(groups_in(tmp_path)).rows
+    (row,) = results.averages_table(groups_in(tmp_path), False).rows
     assert row[2] == "-"
 
 

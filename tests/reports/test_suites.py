@@ -8,7 +8,6 @@ import pytest
 from lra_jax import report
 from lra_jax.configs import get_preset
 from lra_jax.reports.suites import (
-    _lines,
     best_groups,
     chart_of_parts,
     find_tests,
@@ -117,7 +116,7 @@ def test_lengths_that_all_seeds_were_tested_on(tmp_path):
     parts = {"20": 90.0, "40": 1.0, "128": 80.0}
     change(tmp_path / "0" / "result.json", test_accuracy_by_length=parts)
     (needle,) = suite_tests(tmp_path, "needle")
-    (line,) = _lines(needle, best_groups([needle]))
+    (line,) = chart_of_parts(needle, best_groups([needle]), "a").panels[0].lines
     assert list(line.x) == [20, 128]
     assert score(needle.groups[0]) == pytest.approx(75)
 
@@ -128,7 +127,7 @@ def test_lengths_are_a_mean_over_seeds(tmp_path):
             tmp_path / f"{seed}", "parity", "delta", accuracy, 50.0, seed=seed
         )
     (parity,) = suite_tests(tmp_path, "parity")
-    (line,) = _lines(parity, best_groups([parity]))
+    (line,) = chart_of_parts(parity, best_groups([parity]), "a").panels[0].lines
     assert list(line.x) == [20, 128]
     assert list(line.y) == pytest.approx([60, 40])  # Of 80 and 70 %, above chance.
 
@@ -150,7 +149,7 @@ def test_the_axes_of_lengths_say_what_they_are(tmp_path):
     change(tmp_path / "b" / "result.json", test_accuracy_by_length=parts)
     labels = {}
     for test in suite_tests(tmp_path, "parity", "mqar"):
-        chart = chart_of_parts(test, _lines(test, best_groups([test])), "a")
+        chart = chart_of_parts(test, best_groups([test]), "a")
         (axis,) = chart.draw().axes
         labels[test.name] = axis.get_xlabel(), axis.get_ylabel()
     assert labels == {
