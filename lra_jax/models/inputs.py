@@ -125,7 +125,7 @@ def length_mask(tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | Non
     Raises:
       ValueError: tokens that are not `[B, T]` or `[B, T, C]`, or see `check_lengths`.
     """
-    axes = "B T C" if jnp.ndim(tokens) == 3 else "B T"
+    axes = "B T C" if np.ndim(tokens) == 3 else "B T"
     check_shape("tokens", tokens, axes, *[None] * len(axes.split()))
     if lengths is None:
         return None

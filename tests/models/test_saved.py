@@ -13,7 +13,6 @@ from flax import nnx
 from lra_jax import models
 from lra_jax.models.language import LanguageModel
 from lra_jax.models.raw import reader
-from lra_jax.models.saved import describe
 
 SMALL = {
     "num_layers": 2,
@@ -124,27 +123,11 @@ def test_what_a_file_cannot_hold_leaves_an_earlier_one_alone(
     assert before == [(x.name, x.read_bytes()) for x in sorted(tmp_path.iterdir())]
 
 
-@pytest.mark.parametrize(
-    ("thing", "words"),
-    [
-        (None, "a NoneType"),
-        (3, "an int"),
-        ("x", "a str"),
-        (nnx.Linear(1, 1, rngs=nnx.Rngs(0)), "a Linear"),
-        (models.Saved(None, None), "a Saved, whose attribute `model` is one"),
-    ],
-)
-def test_what_is_none_of_our_models(tmp_path: Path, thing: Any, words: str) -> None:
-    wanted = f"^model: expected one of SequenceClassifier, .*, got {words}$"
-    with pytest.raises(ValueError, match=wanted):
+@pytest.mark.parametrize("thing", [None, 3, nnx.Linear(1, 1, rngs=nnx.Rngs(0))])
+def test_what_is_none_of_our_models(tmp_path: Path, thing: Any) -> None:
+    with pytest.raises(ValueError, match=r"^model: expected one of Seq"):
         models.save(tmp_path / "one.safetensors", thing)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_module_of_another_kind_can_save_its_arrays(tmp_path: Path) -> None:
-    words = r"^model: .* \(`save_arrays` takes the state of others\), got a Counting$"
-    with pytest.raises(ValueError, match=words):
-        models.save(tmp_path / "one.safetensors", Counting(2, rngs=nnx.Rngs(0)))
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -169,36 +152,18 @@ def test_another_file_is_not_replaced_by_a_description(
 
 
 @pytest.mark.parametrize(
-    ("raw", "words"),
+    "raw",
     [
-        *(
-            ({"kind": "ids", "buckets": buckets}, "increasing lengths as buckets")
-            for buckets in ([8, 4], ["4"], [0, 4], [4.5], 4)
-        ),
-        ({"kind": "words"}, "ids by word for kind='words', got None"),
-        ({"kind": "words", "ids": {}}, "ids by word for kind='words', got {}"),
-        ({"kind": "pixels"}, r"shape=\(rows, columns\) for kind='pixels', got None"),
-        ({"kind": "pixels", "shape": [2]}, r"shape=.*, got \[2\]"),
-        ({"kind": "bytes", "max_length": "9"}, "a positive int as max_length, got '9'"),
-        ({"kind": "bytes", "max_length": 99}, "no length above .* max_length=.* 99"),
-        ({"kind": "ids", "buckets": [4, 99]}, "no length above .* max_length=.* 99"),
+        *({"kind": "ids", "buckets": x} for x in ([8, 4], ["4"], [0, 4], 4, [4, 99])),
+        *({"kind": "words", "ids": ids} for ids in (None, {})),
+        *({"kind": "pixels", "shape": shape} for shape in (None, [2])),
+        *({"kind": "bytes", "max_length": length} for length in ("9", 99)),
     ],
 )
-def test_what_does_not_describe_raw_examples(
-    tmp_path: Path, raw: Any, words: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^raw: expected {words}"):
+def test_what_does_not_describe_raw_examples(tmp_path: Path, raw: Any) -> None:
+    with pytest.raises(ValueError, match=r"^raw: expected "):
         models.save(tmp_path / "one.safetensors", _classifier(num_layers=1), raw=raw)
     assert not list(tmp_path.iterdir())
-
-
-def test_images_in_patches_are_not_padded() -> None:
-    own = {"inputs": "linear", "grid": (6, 6), "patch": 2, "max_length": 40}
-    model = _classifier(num_layers=1, **own)
-    raw = {"kind": "pixels", "shape": [6, 6]}
-    saved = models.Saved(model, model.encoder.config, raw)
-    image = np.zeros((6, 6), np.uint8)
-    assert saved.predict([image, image]).labels.shape == (2,)
 
 
 def test_numbers_of_numpy_and_nested_tuples_come_back(tmp_path: Path) -> None:
@@ -264,13 +229,15 @@ def test_a_mean_over_padding_has_the_width_of_training(
     [
         {"mechanism": "cosformer", "options": {"grid": True}},
         {"mechanism": "linear", "short_conv": 3, "conv_grid": True},
+        {"inputs": "linear", "patch": 2},
     ],
 )
 def test_images_are_not_padded(settings: dict[str, Any]) -> None:
     """Whichever part of the model knows their rows and columns."""
-    model = _classifier(grid=(3, 3), **settings)
-    image = np.arange(9) % 4
-    found = models.Saved(model, model.encoder.config).predict([image, image])
+    model = _classifier(grid=(4, 4), num_layers=1, **settings)
+    raw = {"kind": "pixels", "shape": [4, 4]}
+    image = np.zeros((4, 4), np.uint8)
+    found = models.Saved(model, model.encoder.config, raw).predict([image, image])
     assert found.labels.shape == (2,)
 
 
@@ -341,8 +308,7 @@ def test_what_is_no_pair(example: Any) -> None:
 
 def test_what_is_no_model(tmp_path: Path) -> None:
     file = tmp_path / "one.safetensors"
-    model = _classifier()
-    models.save(file, model)
+    models.save(file, _classifier())
     (tmp_path / "two.safetensors").touch()
     for path, words in (
         (tmp_path / "three", "which does not exist"),
@@ -353,27 +319,27 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=words):
             models.load(path)
     notes = file.with_suffix(".json")
-    described = json.loads(notes.read_text())
-    notes.write_text("[]")
-    with pytest.raises(ValueError, match=r"expected .* of a model, got a list"):
-        models.load(file)
-    described["model"]["encoder"]["embed_dim"] = 16
-    described["model"]["encoder"]["ema"] = 0  # Of an earlier version.
-    notes.write_text(json.dumps(described))
-    with pytest.raises(ValueError, match="expected the description that was written"):
-        models.load(file)
-    del described["seal"]
-    notes.write_text(json.dumps(described))
-    with pytest.raises(ValueError, match=r"expected encoder\..* of float32"):
-        models.load(file)
-    described["model"]["encoder"]["ema"] = 2
-    notes.write_text(json.dumps(described))
-    with pytest.raises(ValueError, match=r"model: expected model\.ema=0, .*, got 2$"):
-        models.load(file)
-    described["model"]["encoder"]["ema"] = 0
-    with pytest.raises(ValueError, match="model: expected an attention given by name"):
-        models.save(file, _classifier(mechanism=lambda query, key, value: value))
+    description = json.loads(notes.read_text())
+    unsealed = {k: v for k, v in description.items() if k != "seal"}
+
+    def changed(start: dict[str, Any], **values: Any) -> str:
+        model = start["model"]
+        encoder = model["encoder"] | values
+        return json.dumps(start | {"model": model | {"encoder": encoder}})
+
+    for text, words in (
+        ("[]", "expected .* of a model, got a list"),
+        (changed(description, embed_dim=16), "the description that was written"),
+        (changed(unsealed, embed_dim=16), r"expected encoder\..* of float32"),
+        (changed(unsealed, ema=2), r"model: expected model\.ema=0, .*, got 2$"),
+    ):
+        notes.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            models.load(file)
+    notes.write_text(changed(unsealed, ema=0))  # Of an earlier version.
+    models.load(file)
     file.write_bytes(b"nothing")
-    notes.write_text(json.dumps({"model": describe(model)} | described))
     with pytest.raises(ValueError, match="expected a safetensors file"):
         models.load(file)
+    with pytest.raises(ValueError, match="model: expected an attention given by name"):
+        models.save(file, _classifier(mechanism=lambda query, key, value: value))

@@ -47,6 +47,10 @@ def reader(**settings: Any) -> SequenceClassifier:
     return SequenceClassifier(5, 3, **SIZES, **settings, rngs=nnx.Rngs(0))
 
 
+def zeros() -> SequenceClassifier:
+    return reader(padding="zeros")
+
+
 def tagger() -> TokenClassifier:
     return TokenClassifier(5, 3, **SIZES, rngs=nnx.Rngs(0))
 
@@ -56,92 +60,39 @@ def matcher() -> MatchingClassifier:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "name"),
     [
-        (
-            lambda: layer()(X[0]),
-            r"inputs: expected \[B, T, D\]=\(B, T, 8\), got \(6, 8\)",
-        ),
-        (lambda: layer()(X[..., :4]), r"inputs: expected .*, got \(2, 6, 4\)"),
-        (lambda: layer()(X, X[:1]), r"context: .*=\(2, S, 8\), got \(1, 6, 8\)"),
-        (lambda: layer()(X, mask=MASK[:, :5]), r"mask: .*=\(1\|2, 6\), got \(2, 5\)"),
-        (lambda: layer()(X, mask=MASK[None]), r"mask: expected .*, got \(1, 2, 6\)"),
-        (
-            lambda: layer()(X, mask=MASK[:, None, :, None]),
-            r"mask: expected \[B, S\].*, got \(2, 1, 6, 1\)",
-        ),
-        (
-            lambda: layer()(X, X[:, :4], query_mask=MASK[:, :4]),
-            r"query_mask: expected \[B, T\]=\(1\|2, 6\), got \(2, 4\)",
-        ),
-        (
-            lambda: layer("luna").attend(X, memory=X[..., :3]),
-            r"memory: expected \[B, L, D\]=\(2, L, 8\), got \(2, 6, 3\)",
-        ),
-        (lambda: block()(X[..., :4], None), r"x: expected .*, got \(2, 6, 4\)"),
-        (lambda: block()(X, MASK[:, :2]), r"mask: expected .*, got \(2, 2\)"),
-        (lambda: encoder()(TOKENS[0]), r"tokens: expected \[B, T\], got \(6,\)"),
-        (lambda: encoder()(TOKENS, MASK[:, :5]), r"mask: expected .*, got \(2, 5\)"),
-        (lambda: classifier()(TOKENS, LENGTHS[:1]), r"lengths: .*=\(2,\), got \(1,\)"),
-        (
-            lambda: reader().reconstructed(TOKENS, LENGTHS[:1], MASK),
-            r"lengths: .*=\(2,\), got \(1,\)",
-        ),
-        (
-            lambda: classifier()(TOKENS, LENGTHS / 2),
-            "lengths: expected an integer dtype, got float32",
-        ),
-        (
-            lambda: tagger()(TOKENS, LENGTHS / 2),
-            "lengths: expected an integer dtype, got float32",
-        ),
-        (
-            lambda: reader(padding="zeros").reconstructed(
-                TOKENS, None, MASK, segment_ids=ROWS
-            ),
-            "segment_ids: expected None with padding='zeros'",
-        ),
-        (
-            lambda: classifier()(TOKENS, documents=2),
-            "documents: expected None without segment_ids, got 2",
-        ),
-        (
-            lambda: classifier()(TOKENS, segment_ids=ROWS, documents=1),
-            "documents: expected at least 2, the most in a row, got 1",
-        ),
-        (
-            lambda: classifier()([[1, 2]]),
-            r"tokens: expected an array \[B, T\], got a list",
-        ),
-        (
-            lambda: classifier()(TOKENS, [6, 4]),
-            r"lengths: expected an array \[B\]=\(2,\), got a list",
-        ),
-        (
-            lambda: classifier()(TOKENS, LENGTHS + 1),
-            "lengths: expected numbers of tokens, from 0 to T=6, got from 5 to 7",
-        ),
-        (
-            lambda: matcher()(TOKENS, LENGTHS - 5, TOKENS, LENGTHS),
-            "lengths_1: expected numbers of tokens, .*, got from -1 to 1",
-        ),
-        (
-            lambda: layer()(X, mask=jnp.full((2, 6), 2.0), segment_ids=ROWS),
-            "mask: expected a boolean mask, or one of 0 and 1",
-        ),
-        (lambda: classifier()(X), r"tokens: expected \[B, T\], got \(2, 6, 8\)"),
-        (
-            lambda: matcher()(TOKENS, LENGTHS, TOKENS, LENGTHS[:, None]),
-            r"lengths_2: expected \[B\]=\(2,\), got \(2, 1\)",
-        ),
-        (
-            lambda: matcher()(TOKENS[0], None, TOKENS, None),
-            r"tokens_1: expected \[B, T\], got \(6,\)",
-        ),
+        (lambda: layer()(X[0]), r"inputs: .*\[B, T, D\]=\(B, T, 8\), got \(6, 8\)"),
+        (lambda: layer()(X[..., :4]), "inputs"),
+        (lambda: layer()(X, X[:1]), "context"),
+        (lambda: layer()(X, mask=MASK[:, :5]), "mask"),
+        (lambda: layer()(X, mask=MASK[None]), "mask"),
+        (lambda: layer()(X, mask=MASK[:, None, :, None]), "mask"),
+        (lambda: layer()(X, X[:, :4], query_mask=MASK[:, :4]), "query_mask"),
+        (lambda: layer("luna").attend(X, memory=X[..., :3]), "memory"),
+        (lambda: block()(X[..., :4], None), "x"),
+        (lambda: block()(X, MASK[:, :2]), "mask"),
+        (lambda: encoder()(TOKENS[0]), "tokens"),
+        (lambda: encoder()(TOKENS, MASK[:, :5]), "mask"),
+        (lambda: classifier()(TOKENS, LENGTHS[:1]), "lengths"),
+        (lambda: reader().reconstructed(TOKENS, LENGTHS[:1], MASK), "lengths"),
+        (lambda: classifier()(TOKENS, LENGTHS / 2), "lengths: .* got float32"),
+        (lambda: tagger()(TOKENS, LENGTHS / 2), "lengths: .* got float32"),
+        (lambda: zeros().reconstructed(TOKENS, None, MASK, segment_ids=ROWS), "segm"),
+        (lambda: classifier()(TOKENS, documents=2), "documents"),
+        (lambda: classifier()(TOKENS, segment_ids=ROWS, documents=1), "documents"),
+        (lambda: classifier()([[1, 2]]), "tokens: .* got a list"),
+        (lambda: classifier()(TOKENS, [6, 4]), "lengths: .* got a list"),
+        (lambda: classifier()(TOKENS, LENGTHS + 1), "lengths: .* from 5 to 7"),
+        (lambda: classifier()(X), "tokens"),
+        (lambda: layer()(X, mask=jnp.full((2, 6), 2.0), segment_ids=ROWS), "mask"),
+        (lambda: matcher()(TOKENS, LENGTHS - 5, TOKENS, LENGTHS), "lengths_1"),
+        (lambda: matcher()(TOKENS, LENGTHS, TOKENS, LENGTHS[:, None]), "lengths_2"),
+        (lambda: matcher()(TOKENS[0], None, TOKENS, None), "tokens_1"),
     ],
 )
-def test_arrays_that_do_not_fit(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_arrays_that_do_not_fit(call, name):
+    with pytest.raises(ValueError, match=f"^{name}"):
         call()
 
 
