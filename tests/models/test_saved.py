@@ -48,6 +48,7 @@ def _classifier(**settings: Any) -> models.SequenceClassifier:
         ),
         (models.MatchingClassifier, {"mechanism": "cosformer", "positions": "none"}),
         (models.TokenClassifier, {"mechanism": "gla", "is_causal": True}),
+        (models.SequenceClassifier, {"hybrid": ("hgrn", "cosformer")}),
         (models.AutoEncoder, {"mechanism": "helpers:values_only"}),
         (models.CausalLM, {"mechanism": "linear", "num_kv_heads": 1}),
         (models.MaskedLM, {"mechanism": "flow", "num_layers": 1}),
