@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import flags, milliseconds, origin, turned, write
+from common import flags, milliseconds, origin, rotate, write
 
 import lra_jax
 from lra_jax import errors, runtime
@@ -570,7 +570,7 @@ def measure_times(
         first[name, which] = answer["seconds"]
     times: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
     for number in range(repeats):
-        for (name, which), runs in turned(list(times.items()), number):
+        for (name, which), runs in rotate(list(times.items()), number):
             # At least two; the first run shows how long one takes.
             if number >= 2 and number * first[name, which] > BUDGET_SECONDS:
                 continue

@@ -45,7 +45,7 @@ def _several(example: Any) -> Any:
     return lambda text: tuple(type(example)(part) for part in text.split(","))
 
 
-def turned(cases: list[Any], number: int) -> list[Any]:
+def rotate(cases: list[Any], number: int) -> list[Any]:
     """Begins each round with a different case, as each affects the one after it."""
     first = number % len(cases)
     return cases[first:] + cases[:first]

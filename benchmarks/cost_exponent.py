@@ -118,9 +118,9 @@ class _Call:
         """Seconds of one call."""
         import jax
 
-        begun = time.perf_counter()
+        start = time.perf_counter()
         jax.block_until_ready(self._call(self.arrays, self.extra))
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
 
 def publish(report: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def nodes(node: ast.AST) -> Iterator[ast.AST]:
                 yield from nodes(child)
 
 
-def swapped(operator: ast.AST) -> Any:
+def swap(operator: ast.AST) -> Any:
     """The other operator of a pair, or None."""
     other = SWAPS.get(type(operator).__name__)
     return other and getattr(ast, other)()
@@ -87,11 +87,11 @@ def changes(
     match node:
         case ast.BinOp(left=ast.List() | ast.Tuple() | ast.JoinedStr()):
             pass
-        case ast.BinOp(op=op) | ast.BoolOp(op=op) if swapped(op):
-            new.op = swapped(op)
+        case ast.BinOp(op=op) | ast.BoolOp(op=op) if swap(op):
+            new.op = swap(op)
             yield "operator", node, new
         case ast.Compare(ops=[op]):
-            new.ops = [swapped(op)]
+            new.ops = [swap(op)]
             yield "comparison", node, new
         case ast.UnaryOp(ast.Not() | ast.USub(), operand):
             yield "sign", node, operand

@@ -98,7 +98,7 @@ def _causal(name: str, longest: int) -> Attend:
 
     def attend(query: Any, key: Any, value: Any) -> torch.Tensor:
         if name == "softmax":
-            query, key = _turned(query), _turned(key)
+            query, key = _rotate(query), _rotate(key)
             return functional.scaled_dot_product_attention(
                 query, key, value, is_causal=True
             )
@@ -119,7 +119,7 @@ def _causal(name: str, longest: int) -> Attend:
     return attend
 
 
-def _turned(x: torch.Tensor) -> torch.Tensor:
+def _rotate(x: torch.Tensor) -> torch.Tensor:
     """Rotary positions."""
     width = x.shape[-1] // 2
     rates = 10000.0 ** -torch.linspace(0, 1, width)
@@ -143,7 +143,7 @@ class _Block(nn.Module):
         self.outer = nn.Linear(hidden, width)
         self.dropout = nn.Dropout(dropout)
 
-    def projected(self, index: int, x: torch.Tensor) -> torch.Tensor:
+    def project(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """Queries, keys or values `[B, T, D]`."""
         return self.maps[index](x)
 
@@ -151,7 +151,7 @@ class _Block(nn.Module):
         """`[B, T, D]` to `[B, T, D]`."""
         normal = self.norms[0](x)
         heads = (
-            self.projected(index, normal).unflatten(-1, (self.heads, -1))
+            self.project(index, normal).unflatten(-1, (self.heads, -1))
             for index in range(3)
         )
         query, key, value = (head.transpose(1, 2) for head in heads)
@@ -170,7 +170,7 @@ class _Convolved(_Block):
             nn.Conv1d(width, width, 4, groups=width, padding=3) for _ in range(3)
         )
 
-    def projected(self, index: int, x: torch.Tensor) -> torch.Tensor:
+    def project(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """See the base class."""
         out = self.convs[index](self.maps[index](x).transpose(1, 2))
         return out[..., : x.shape[1]].transpose(1, 2)

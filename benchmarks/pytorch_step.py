@@ -144,9 +144,9 @@ def work(options: Any) -> None:
         name: make(name, options.length, options.compile) for name in options.attention
     }
     for line in sys.stdin:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         steps[line.strip()]()
-        print(json.dumps(time.perf_counter() - begun), flush=True)
+        print(json.dumps(time.perf_counter() - start), flush=True)
 
 
 if __name__ == "__main__":

@@ -360,7 +360,7 @@ def causal_forms() -> str:
                 times.get((form, length, name), {}).get(figure)
                 for name in ("forward", "forward+backward")
             ]
-            return " / ".join("-" if x is None else _rounded(x) for x in figures)
+            return " / ".join("-" if x is None else _round(x) for x in figures)
 
         return cell
 
@@ -449,7 +449,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
 """The tables, by page and by the name in the markers around each."""
 
 
-def filled(page: str, name: str) -> str:
+def fill(page: str, name: str) -> str:
     """Returns the text of a page, with one of its tables made from the results."""
     start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
     before, _, rest = (ROOT / page).read_text().partition(start)
@@ -471,7 +471,7 @@ def _percent(result: Result | None, checkpoint: str = "best") -> str:
     return "-" if result is None else f"{result[f'test_accuracy_{checkpoint}']:.2f} %"
 
 
-def _rounded(x: float) -> str:
+def _round(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
@@ -483,7 +483,7 @@ def _machines(results: Iterable[Result]) -> str:
 def main() -> None:
     """The command line."""
     for page, name in TABLES:
-        (ROOT / page).write_text(filled(page, name))
+        (ROOT / page).write_text(fill(page, name))
 
 
 if __name__ == "__main__":

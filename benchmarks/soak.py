@@ -59,7 +59,7 @@ class Job:
         self.folder, self.workdir = folder, folder / "run"
         self.flags = [*FLAGS, f"--data.dir={folder / 'data'}"]
         self.flags += [f"--workdir={self.workdir}"]
-        self.begun, self.pid = 0.0, 0
+        self.start_time, self.pid = 0.0, 0
 
     @property
     def is_finished(self) -> bool:
@@ -73,7 +73,7 @@ class Job:
         cache = self.folder.parent / "cache"
         if compiles:
             cache = self.folder / f"cache-{time.time_ns()}"
-        self.begun = time.time()
+        self.start_time = time.time()
         out, err = (self.folder / f"{name}.txt" for name in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
@@ -111,7 +111,9 @@ def _makes(pattern: str) -> Callable[[Job], bool]:
 
     def condition(job: Job) -> bool:
         with contextlib.suppress(OSError):
-            return any(x.stat().st_ctime > job.begun for x in job.folder.glob(pattern))
+            return any(
+                x.stat().st_ctime > job.start_time for x in job.folder.glob(pattern)
+            )
         return False
 
     return condition
@@ -170,11 +172,11 @@ def strike(job: Job, name: str, phase: str, rng: random.Random) -> dict[str, Any
         return row
     errors = job.read("err").splitlines()
     lines = [*job.read("out").splitlines()[-1:], *errors]
-    said = [line for line in lines if "interrupted" in line or "saved step" in line]
-    stopped = code == 128 + signum and len(said) == 1
+    messages = [line for line in lines if "interrupted" in line or "saved step" in line]
+    stopped = code == 128 + signum and len(messages) == 1
     good = stopped or (code == 0 and job.is_finished)
     good = good and not any("Traceback" in line for line in errors)
-    line = (said or [""])[-1].replace(str(job.folder), "FOLDER")[:60]
+    line = (messages or [""])[-1].replace(str(job.folder), "FOLDER")[:60]
     return row | {"seconds": seconds, "line": line, "good": good}
 
 

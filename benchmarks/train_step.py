@@ -81,17 +81,17 @@ class Step:
         self.batch = sharding.shard_batch(mesh, batch)
         function = step.step_function(task.loss, graphdef, optimizer, seed=0)
         train_step: Any = step.compiled_step(function)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self._step = train_step.lower(self.state, self.batch).compile()
-        self.compile_seconds = time.perf_counter() - begun
+        self.compile_seconds = time.perf_counter() - start
         self.temporary_bytes = self._step.memory_analysis().temp_size_in_bytes
 
     def time(self) -> float:
         """Seconds of one step."""
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self.state = self._step(self.state, self.batch)
         self.state.step.block_until_ready()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
 
 class _Expressions:

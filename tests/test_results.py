@@ -16,7 +16,7 @@ FILES = sorted((ROOT / "results").rglob("*.json"))
 @pytest.mark.parametrize(("page", "name"), TABLES.TABLES)
 def test_tables_are_made_from_results(page: str, name: str) -> None:
     """After new results: python benchmarks/results_tables.py."""
-    assert (ROOT / page).read_text() == TABLES.filled(page, name)
+    assert (ROOT / page).read_text() == TABLES.fill(page, name)
 
 
 def test_the_headline_compares_equal_budgets() -> None:

@@ -159,7 +159,7 @@ class Accelerator:
             command = ["lra_jax.train", f"--task={part.task}", f"--workdir={workdir}"]
             command += quick
         log = self._parts / f"{part.name}.log"
-        begun = time.monotonic()
+        start = time.monotonic()
         program = [sys.executable, "-m", *command]
         reason = parts.run(program, part.environment, log, part.seconds)
         results = json.loads(file.read_text("utf-8")) if file.exists() else {}
@@ -172,7 +172,7 @@ class Accelerator:
             "name": part.name,
             "status": status,
             "reason": reason,
-            "seconds": round(time.monotonic() - begun, 1),
+            "seconds": round(time.monotonic() - start, 1),
             "limit_seconds": part.seconds,
             "found": results,
         }

@@ -1,6 +1,7 @@
 """The page of the accelerator's view, from the values of its JSON."""
 
 import functools
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,15 +100,13 @@ def _add_kernels(page: Page, results: Row) -> None:
     """Adds the time of the XLA form divided by that of the kernel."""
     rows = _rows_of(results, "kernel-times", "kernel-times-causal")
     lines, every = [], Grid(rows)
-    for line in dict.fromkeys(map(_line, rows)):
-        members = [row for row in rows if _line(row) == line]
-        grid = Grid(members, every.lengths)
+    for line, grid in _grids(rows).items():
         for subject in grid.names:
             name, _, implementation = subject.partition("[implementation=")
-            if implementation != "pallas]":
-                continue
-            text = functools.partial(_faster, grid, f"{name}[implementation=xla]")
-            lines.append((name, form(line[0]), *line[1:], *grid.cells(subject, text)))
+            if implementation == "pallas]":
+                text = functools.partial(_faster, grid, f"{name}[implementation=xla]")
+                cells = grid.cells(subject, text)
+                lines.append((name, form(line[0]), *line[1:], *cells))
     if lines:
         page.heading("Pallas kernels")
         head = ("attention", "form", "work", "dtype", *every.head)
@@ -126,8 +125,14 @@ def _faster(grid: Grid, base: str, row: Row) -> str:
     return f"{significant(row['median_ms'])} ({', '.join(remarks)})"
 
 
-def _line(row: Row) -> tuple[bool, str, str]:
-    return row["causal"], row["work"], row["dtype"]
+def _grids(rows: Sequence[Row]) -> dict[tuple[bool, str, str], Grid]:
+    """A grid of all lengths for each form, work and dtype."""
+    lines: dict[tuple[bool, str, str], list[Row]] = {}
+    for row in rows:
+        line = row["causal"], row["work"], row["dtype"]
+        lines.setdefault(line, []).append(row)
+    lengths = {row["length"] for row in rows}
+    return {line: Grid(members, lengths) for line, members in lines.items()}
 
 
 def _rows_of(results: Row, *names: str) -> list[Row]:
@@ -142,13 +147,13 @@ def _add_times(page: Page, results: Row) -> None:
     for name in ("times", "times-causal"):
         if results.get(name, {}).get("roofline"):
             page.text(f"{_TITLES[name]}: {_machine(results[name]['roofline'])}")
-    lengths = Grid(rows).lengths
-    for line in sorted(set(map(_line, rows))):
-        members = [row for row in rows if _line(row) == line]
-        grid, first = Grid(members, lengths), members[0]
+    for (causal, work, dtype), grid in sorted(
+        _grids(rows).items(), key=operator.itemgetter(0)
+    ):
+        first = rows[0]
         page.text(
-            f"{first['work']} in {first['dtype']}, {form(first['causal'])} form, batch "
-            f"{first['batch_size']}, {first['heads']} heads of {first['head_dim']}:"
+            f"{work} in {dtype}, {form(causal)} form, batch {first['batch_size']}, "
+            f"{first['heads']} heads of {first['head_dim']}:"
         )
         text = functools.partial(_faster, grid, FUSED)
         lines = [(name, *grid.cells(name, text)) for name in grid.names]

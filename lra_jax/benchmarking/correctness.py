@@ -150,9 +150,8 @@ def evaluate(case: Case, inputs: Mapping[str, np.ndarray], dtype: str) -> Arrays
         out, pullback = jax.vjp(call, floats)
         return {"output": out, **pullback(cotangent.astype(out.dtype))[0]}
 
-    precision = None if dtype == "bfloat16" else "highest"
-    with jax.default_matmul_precision(precision):
-        options = _UNOPTIMISED if dtype == "float64" else None
+    options = _UNOPTIMISED if dtype == "float64" else None
+    with jax.default_matmul_precision(None if dtype == "bfloat16" else "highest"):
         results = jax.jit(both, compiler_options=options)(floats, others, cotangent)
     return {name: np.asarray(x, "float64") for name, x in results.items()}
 
@@ -170,10 +169,9 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
         return row | {"status": "not supported", "reason": problem}
     try:
         with np.load(file_of(case, folder)) as file:
-            arrays = dict(file)
-        names = [name for name in arrays if name.startswith("of ")]
-        references = {name.removeprefix("of "): arrays.pop(name) for name in names}
-        results = evaluate(case, arrays, dtype)
+            inputs = {name: x for name, x in file.items() if name[:3] != "of "}
+            references = {name[3:]: x for name, x in file.items() if name[:3] == "of "}
+        results = evaluate(case, inputs, dtype)
     except (jax.errors.JaxRuntimeError, ValueError, OSError) as error:
         return row | {"status": "failed", "reason": first_line(error)}
     endless = [name for name, x in results.items() if not np.isfinite(x).all()]
@@ -182,10 +180,7 @@ def compare(case: Case, folder: Path, dtype: str) -> Row:
         return row | {"status": "failed", "reason": reason}
     output = output_error(results["output"], references.pop("output"))
     largest = max(np.abs(y).max() for y in references.values())
-    errors = {
-        name: relative_error(results[name], y, largest)
-        for name, y in references.items()
-    }
+    errors = {n: relative_error(results[n], y, largest) for n, y in references.items()}
     worst = max(errors, key=errors.__getitem__)
     return row | {
         "status": "measured",

@@ -1,12 +1,10 @@
 """Draws time and memory against the length, both logarithmic, with their slopes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lra_jax.reports import charts
 from lra_jax.reports.charts import Chart, Panel
-
-Row = Mapping[str, Any]
 
 
 def draw(report: Mapping[str, Any]) -> Chart:
@@ -23,10 +21,10 @@ def draw(report: Mapping[str, Any]) -> Chart:
         (x["attention"], x["work"], x["dtype"]): x for x in report.get("exponents", [])
     }
     small = min((row["peak_bytes"] for row in rows), default=0) < 1_000_000
-    unit, bytes_name = (1e-6, "MB") if small else (1e-9, "GB")
+    unit, name = (1e-6, "MB") if small else (1e-9, "GB")
     kinds = (
         ("time", "median_ms", 1.0, "time of a call, ms"),
-        ("memory", "peak_bytes", unit, f"peak memory, {bytes_name}"),
+        ("memory", "peak_bytes", unit, f"peak memory, {name}"),
     )
     panels = []
     for kind, key, unit, label in kinds:
@@ -34,7 +32,11 @@ def draw(report: Mapping[str, Any]) -> Chart:
             lines, powers = [], []
             for style, (attention, dtype) in enumerate(names):
                 line = attention, work, dtype
-                points = _points(rows, line, key, unit)
+                points = sorted(
+                    (row["length"], unit * row[key])
+                    for row in rows
+                    if (row["attention"], row["work"], row["dtype"]) == line
+                )
                 if points:
                     title = attention if dtype == "float32" else f"{attention}, {dtype}"
                     slope = slopes.get(line)
@@ -45,8 +47,9 @@ def draw(report: Mapping[str, Any]) -> Chart:
             settings |= {"title": work} if kind == "time" else {"xlabel": "tokens"}
             lengths = [x for line in lines for x in line.x]
             ends = powers if len(names) <= charts.COLOURS else ()
-            panel = Panel(lines, is_log=True, lengths=lengths, settings=settings)
-            panels.append(panel._replace(ends=ends))
+            panels.append(
+                Panel(lines, is_log=True, lengths=lengths, settings=settings, ends=ends)
+            )
     return Chart(
         "benchmark",
         panels,
@@ -54,17 +57,6 @@ def draw(report: Mapping[str, Any]) -> Chart:
         size=(5.0, 3.2),
         layout={"sharex": "col"},
         title=_title(report, "\n" if len(works) < 2 else "; "),
-    )
-
-
-def _points(
-    rows: Sequence[Row], line: tuple[str, str, str], key: str, unit: float
-) -> list[tuple[int, float]]:
-    """Lengths and figures of a mechanism, in a work and a dtype."""
-    return sorted(
-        (row["length"], unit * row[key])
-        for row in rows
-        if (row["attention"], row["work"], row["dtype"]) == line
     )
 
 

@@ -42,9 +42,9 @@ class Program:
         function: Any = work.function
         if not hasattr(function, "lower"):
             function = jax.jit(function, donate_argnums=work.donated)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self._call = function.lower(*jax.eval_shape(work.make)).compile()
-        self.compile_seconds = time.perf_counter() - begun
+        self.compile_seconds = time.perf_counter() - start
         # Compiled, because a model consists of many arrays.
         self._make = jax.jit(work.make).lower().compile()
         sizes: Any = self._call.memory_analysis()
@@ -64,7 +64,7 @@ class Program:
         return self.memory.arguments + self.memory.results - kept
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether its arguments are in memory."""
         return self._arguments is not None
 
@@ -94,14 +94,14 @@ class Program:
         # excludes the gaps of dispatch. A CPU might run them in parallel.
         wait_for_each = jax.default_backend() == "cpu"
         results = None
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(calls):
             results = self._call(*self._arguments)
             self._arguments = self._work.feed(self._arguments, results)
             if wait_for_each:
                 jax.block_until_ready(results)
         jax.block_until_ready(results)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
 
 def available_bytes() -> int | None:

@@ -128,3 +128,10 @@ LINFORMER_MEMORY = Published(
         "65536": (60, 52, 40, 20, 18),
     },
 )
+
+OF_VIEWS = {
+    "lra": (LRA_STEPS, LRA_MEMORY),
+    "linformer": (LINFORMER_TIME, LINFORMER_MEMORY),
+    "cosformer": (COSFORMER_INFERENCE, COSFORMER_TRAINING),
+}
+"""The tables that a view shows with ours."""

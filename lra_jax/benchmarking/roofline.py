@@ -86,9 +86,9 @@ def _fastest(
 ) -> float:
     times = []
     for _ in range(repeats + 1):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         second = function(first, second).block_until_ready()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start)
     return min(times[1:])  # The first one compiles.
 
 

@@ -85,7 +85,7 @@ class Runner:
 
     def _run_group(self, cases: list[Case]) -> None:
         programs = []
-        with contextlib.closing(side_by_side(_compiled, cases)) as compiled:
+        with contextlib.closing(side_by_side(_compile, cases)) as compiled:
             for case, program in zip(cases, compiled, strict=True):
                 problem = self._why_not(case, program)
                 if problem is not None:
@@ -142,12 +142,12 @@ class Runner:
                 if first > _LONG_SECONDS:
                     self._sample({program: samples[program]})
                     program.unload()
-            self._sample({p: samples[p] for p in samples if p.loaded})
+            self._sample({p: samples[p] for p in samples if p.is_loaded})
         finally:  # Also after Ctrl-C: measurements so far are kept.
             for program in programs:
                 program.unload()
                 if samples.get(program):
-                    self._measured(program, samples[program])
+                    self._add_measured(program, samples[program])
 
     def _sample(self, samples: Mapping[Program, list[float]]) -> None:
         """Adds samples to each program, in turns."""
@@ -156,7 +156,7 @@ class Runner:
                 if sum(seconds) <= self.max_seconds:
                     seconds.append(program.sample())
 
-    def _measured(self, program: Program, samples: list[float]) -> None:
+    def _add_measured(self, program: Program, samples: list[float]) -> None:
         case, median = program.case, statistics.median(samples)
         floor, bound = self.roofline.floor(case, program.least_bytes)
         share = floor / median
@@ -214,7 +214,7 @@ def side_by_side(
         pool.shutdown(cancel_futures=True)
 
 
-def _compiled(case: Case) -> Program | Exception:
+def _compile(case: Case) -> Program | Exception:
     """The program of a case, or why it has none."""
     try:
         return Program(case)

@@ -1,9 +1,9 @@
 """The flags of ``python -m lra_jax.benchmark``, and the cases that they ask for."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
-from lra_jax.benchmarking import parts, published
+from lra_jax.benchmarking import parts
 from lra_jax.benchmarking.cases import (
     DTYPES,
     FUSED,
@@ -16,14 +16,14 @@ from lra_jax.benchmarking.cases import (
 )
 from lra_jax.errors import Positive, Size, check_types, expected, known
 
-View = Literal["none", "lra", "linformer", "cosformer", "decode", "accelerator"]
+ViewName = Literal["none", "lra", "linformer", "cosformer", "decode", "accelerator"]
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchmarkConfig:
     """The measurements to make, on one device. Unset flags have the view's values."""
 
-    view: View = "none"
+    view: ViewName = "none"
     """none: any set of cases. lra: Table 2 of the LRA paper. linformer: Table 3 of the
     Linformer paper. cosformer: Table 5 of the cosFormer paper. decode: one token after
     many, against softmax with its cache of keys and values. accelerator: errors, times
@@ -70,70 +70,74 @@ class BenchmarkConfig:
     """Draw time and memory against the length, next to the figures."""
 
 
-_TEXT = ModelShape()
-# Blocks of RoBERTa-base: two of its twelve, which give the same ratios.
-_ROBERTA = ModelShape(2, 768, 12, 3072, positions="learned", pooling="mean")
-
-
 @dataclasses.dataclass(frozen=True)
-class _Defaults:
+class View:
+    """What a view measures where these flags are unset."""
+
     attention: str
     lengths: str
     work: str
-    model: ModelShape = _TEXT
-    cpu_batch: int = 1
-    batch: int = 1
     dtypes: str = "float32"
-    tables: tuple[published.Published, ...] = ()
+    batch_size: int = 1
 
 
-_DEFAULTS = {
-    "none": _Defaults(
-        f"softmax,{FUSED},linear,cosformer,flow,linformer",
-        "1K,2K,4K",
-        "forward,forward+backward",
+_PAPERS = "local,linformer,reformer,sinkhorn,synthesizer,bigbird,linear,performer"
+_VIEWS = {
+    "none": View(
+        attention=f"softmax,{FUSED},linear,cosformer,flow,linformer",
+        lengths="1K,2K,4K",
+        work="forward,forward+backward",
     ),
-    "lra": _Defaults(
-        f"softmax,{FUSED},local,linformer,reformer,sinkhorn,synthesizer,bigbird,"
-        "linear,performer,cosformer,flow",
-        "1K,2K,3K,4K",
-        "train",
-        cpu_batch=2,
-        batch=32,
-        tables=(published.LRA_STEPS, published.LRA_MEMORY),
+    "lra": View(
+        attention=f"softmax,{FUSED},{_PAPERS},cosformer,flow",
+        lengths="1K,2K,3K,4K",
+        work="train",
+        batch_size=32,
     ),
-    "linformer": _Defaults(
-        f"softmax,{FUSED}",
-        "512,1K,2K,4K,8K,16K,32K,64K",
-        "inference",
-        model=_ROBERTA,
-        tables=(published.LINFORMER_TIME, published.LINFORMER_MEMORY),
+    "linformer": View(
+        attention=f"softmax,{FUSED}",
+        lengths="512,1K,2K,4K,8K,16K,32K,64K",
+        work="inference",
     ),
-    "cosformer": _Defaults(
-        f"softmax,{FUSED},local,linformer,reformer,sinkhorn,synthesizer,bigbird,"
-        "linear,performer,longformer,sparse,cosformer,flow",
-        "1K,2K,3K,4K",
-        "inference,train",
-        cpu_batch=2,
-        batch=32,
-        tables=(published.COSFORMER_INFERENCE, published.COSFORMER_TRAINING),
+    "cosformer": View(
+        attention=f"softmax,{FUSED},{_PAPERS},longformer,sparse,cosformer,flow",
+        lengths="1K,2K,3K,4K",
+        work="inference,train",
+        batch_size=32,
     ),
-    "decode": _Defaults(
-        "softmax,linear,cosformer,flow,norm,retention,lightning,performer,gla,delta,"
-        "gated_delta,hgrn",
-        "64,256,1K,2K,4K,8K,16K,32K,64K,128K,256K",
-        "decode",
+    "decode": View(
+        attention="softmax,linear,cosformer,flow,norm,retention,lightning,performer,"
+        "gla,delta,gated_delta,hgrn",
+        lengths="64,256,1K,2K,4K,8K,16K,32K,64K,128K,256K",
+        work="decode",
     ),
-    "accelerator": _Defaults(
-        f"{FUSED},softmax[implementation=blocks],linear,cosformer,flow,retention,gla",
-        "1K,4K,16K,64K",
-        "forward,forward+backward",
-        batch=4,
+    "accelerator": View(
+        attention=f"{FUSED},softmax[implementation=blocks],linear,cosformer,flow,"
+        "retention,gla",
+        lengths="1K,4K,16K,64K",
+        work="forward,forward+backward",
         dtypes="bfloat16",
+        batch_size=4,
     ),
 }
+_CPU_BATCH = 2  # At most, on a CPU.
+# In Linformer's view, blocks of RoBERTa-base: two of its twelve, which give the same
+# ratios.
+_ROBERTA = ModelShape(2, 768, 12, 3072, positions="learned", pooling="mean")
 # In the accelerator's view longer calls are skipped, to stay within its 20 minutes.
 _LONGEST_CALL = 2.0
+
+
+def complete(config: BenchmarkConfig, on_cpu: bool) -> View:
+    """The flags, with the view's values for unset ones."""
+    view = _VIEWS[config.view]
+    if on_cpu:
+        view = dataclasses.replace(view, batch_size=min(view.batch_size, _CPU_BATCH))
+    flags = {
+        field.name: getattr(config, field.name) for field in dataclasses.fields(view)
+    }
+    chosen = {name: flag for name, flag in flags.items() if flag is not None}
+    return dataclasses.replace(view, **chosen)
 
 
 def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
@@ -145,35 +149,31 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
     check_types(config, "--")
     if config.view == "accelerator":
         _check_accelerator(config)
-    default = _DEFAULTS[config.view]
-    model = dataclasses.replace(default.model, remat=config.remat)
-    if config.layers is not None:
-        model = dataclasses.replace(model, num_layers=config.layers)
-    works = default.work if config.work is None else config.work
-    works = parse_names("work", works, WORKS)
+    view = complete(config, on_cpu)
+    model = _ROBERTA if config.view == "linformer" else ModelShape()
+    layers = config.layers or model.num_layers
+    model = dataclasses.replace(model, remat=config.remat, num_layers=layers)
+    works = parse_names("work", view.work, WORKS)
+    allowed = _VIEWS[config.view].work
     for work in works if config.view != "none" else ():
-        if work not in default.work.split(","):  # Its tables would compare it.
-            only = f"{default.work} for --view={config.view}"
-            raise expected("--work", only, repr(work))
-    dtypes = default.dtypes if config.dtypes is None else config.dtypes
-    lengths = default.lengths if config.lengths is None else config.lengths
-    attention = default.attention if config.attention is None else config.attention
-    subjects = split_list("attention", attention)
+        if work not in allowed.split(","):  # Its tables would compare it.
+            raise expected("--work", f"{allowed} for --view={config.view}", repr(work))
+    subjects = split_list("attention", view.attention)
     return [
         Case(
             subject,
             work,
             length,
             dtype,
-            config.batch_size or (default.cpu_batch if on_cpu else default.batch),
+            view.batch_size,
             config.heads,
             config.head_dim,
             config.causal,
             model=model,
         )
         for work in works
-        for dtype in parse_names("dtypes", dtypes, DTYPES)
-        for length in parse_lengths("lengths", lengths)
+        for dtype in parse_names("dtypes", view.dtypes, DTYPES)
+        for length in parse_lengths("lengths", view.lengths)
         for subject in [*subjects, *_linformers(config, length)]
     ]
 
@@ -196,19 +196,12 @@ def timing(
       causal: which form.
       attention: mechanisms to use instead of the view's.
     """
-    default = _DEFAULTS["accelerator"]
-    return dataclasses.replace(
-        config,
-        view="none",
-        part=None,
-        causal=causal,
-        attention=attention or config.attention or default.attention,
-        lengths=config.lengths or default.lengths,
-        work=config.work or default.work,
-        dtypes=config.dtypes or default.dtypes,
-        batch_size=config.batch_size or default.batch,
-        max_seconds=min(config.max_seconds, _LONGEST_CALL),
-    )
+    values = dataclasses.asdict(complete(config, on_cpu=False))
+    if attention is not None:
+        values["attention"] = attention
+    longest = min(config.max_seconds, _LONGEST_CALL)
+    common: Any = {"view": "none", "part": None, "causal": causal}
+    return dataclasses.replace(config, **common, **values, max_seconds=longest)
 
 
 def linformer_name(features: int) -> str:
@@ -222,8 +215,3 @@ def _linformers(config: BenchmarkConfig, length: int) -> list[str]:
         return []
     features = parse_lengths("features", config.features)
     return [linformer_name(size) for size in features if 2 * size <= length]
-
-
-def published_tables(view: str) -> tuple[published.Published, ...]:
-    """The published tables that a view shows with ours."""
-    return _DEFAULTS[view].tables

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lra_jax.benchmarking.cases import FUSED, split_subject
-from lra_jax.benchmarking.published import Published
+from lra_jax.benchmarking.published import OF_VIEWS, Published
 from lra_jax.benchmarking.runner import exponent
-from lra_jax.benchmarking.settings import linformer_name, published_tables
+from lra_jax.benchmarking.settings import linformer_name
 from lra_jax.reports.page import Page
+from lra_jax.reports.table import number
 
 Row = dict[str, Any]
 Cost = Callable[[Row], float]
@@ -60,22 +61,19 @@ class Grid:
         """The lengths as the head of a table."""
         return tuple(f"{length:,}" for length in self.lengths)
 
-    def measured(self, name: str, length: int) -> Row | None:
+    def find(self, name: str, length: int) -> Row | None:
         """A row, if there is one and its case was measured."""
-        row = self._rows.get((name, length), {"status": "-"})
-        return row if row["status"] == "measured" else None
+        row = self._rows.get((name, length))
+        return row if row and row["status"] == "measured" else None
 
     def cells(self, name: str, text: Callable[[Row], str]) -> list[str]:
         """A cell for each length: the text of its row, why there is none, or "-"."""
-        cells = []
-        for length in self.lengths:
-            row = self._rows.get((name, length), {"status": "-"})
-            cells.append(text(row) if row["status"] == "measured" else row["status"])
-        return cells
+        rows = [self._rows.get((name, x), {"status": "-"}) for x in self.lengths]
+        return [text(x) if x["status"] == "measured" else x["status"] for x in rows]
 
     def times(self, row: Row, base: str, cost: Cost, digits: int = 2) -> str:
         """The cost of a row as a multiple of a mechanism's, "-" if that is unknown."""
-        other = self.measured(base, row["length"])
+        other = self.find(base, row["length"])
         return f"{significant(cost(row) / cost(other), digits)}x" if other else "-"
 
 
@@ -132,19 +130,19 @@ def _case_cells(row: Row) -> tuple[str, ...]:
 def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Growth of time and memory with the length, for each line of cases; none if there
     is only one length."""
-    lines: dict[tuple[str, str, str], list[Row]] = {}
+    names = ("attention", "work", "dtype")
+    lines: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         if row["status"] == "measured":
-            line = (row["attention"], row["work"], row["dtype"])
-            lines.setdefault(line, []).append(row)
+            lines.setdefault(tuple(row[name] for name in names), []).append(row)
     growth = []
-    for (attention, work, dtype), members in lines.items():
+    for line, members in lines.items():
         lengths = [row["length"] for row in members]
         time = exponent(lengths, [row["median_ms"] for row in members])
         memory = exponent(lengths, [row["peak_bytes"] for row in members])
         if time is not None:
-            line = {"attention": attention, "work": work, "dtype": dtype}
-            growth.append({**line, "time": time, "memory": memory})
+            named = dict(zip(names, line, strict=True))
+            growth.append({**named, "time": time, "memory": memory})
     return growth
 
 
@@ -160,7 +158,7 @@ def add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
         members = [row for row in rows if row["dtype"] == dtype]
         if view == "decode":
             _add_decoding(page, members)
-        for table, (work, cost) in zip(published_tables(view), columns, strict=True):
+        for table, (work, cost) in zip(OF_VIEWS.get(view, ()), columns, strict=True):
             add = _add_linformer if view == "linformer" else _add_by_length
             chosen = [row for row in members if row["work"] == work]
             if chosen:
@@ -192,8 +190,7 @@ def crossover(rows: Sequence[Row], name: str, cost: Cost) -> str:
     points = [
         (length, math.log(cost(row) / cost(base)))
         for length in grid.lengths
-        if (row := grid.measured(name, length))
-        and (base := grid.measured("softmax", length))
+        if (row := grid.find(name, length)) and (base := grid.find("softmax", length))
     ]
     above = [place for place, (_, ratio) in enumerate(points) if ratio >= 0]
     if not points:
@@ -225,12 +222,12 @@ def _add_by_length(
             cells = [_published_cell(table, name, length) for length in grid.lengths]
             lines.append((f"{name}, published", *cells))
     unit = "GB" if cost is gigabytes else "steps/s"
-    work, dtype = rows[0]["work"], rows[0]["dtype"]
-    page.heading(f"Compared with the paper: {work}, {unit}, {dtype}")
+    first = rows[0]
+    page.heading(f"Compared with the paper: {first['work']}, {unit}, {first['dtype']}")
     page.table(("attention", *grid.head), lines)
     page.text(
         f"{unit}; in brackets, compared with softmax and with {FUSED}. "
-        f"{_our_model(rows[0])} Published: {table.source}"
+        f"{_our_model(first)} Published: {table.source}"
     )
 
 
@@ -259,28 +256,21 @@ def _add_linformer(
     page: Page, rows: Sequence[Row], table: Published, cost: Cost
 ) -> None:
     """Lengths by K: softmax over Linformer, the fused one in brackets; then theirs."""
-    index = {
-        (row["attention"], row["length"]): row
-        for row in rows
-        # The compiler's memory figure is enough if the call itself did not fit.
-        if row["status"] == "measured" or (cost is gigabytes and "peak_bytes" in row)
-    }
+    # The compiler's memory figure is enough if the call itself did not fit.
+    needed = "peak_bytes" if cost is gigabytes else "median_ms"
+    costs = {(x["attention"], x["length"]): cost(x) for x in rows if needed in x}
     features = sorted({size for row in rows if (size := _features(row["attention"]))})
     lines = []
     for length in sorted({row["length"] for row in rows}):
-        bases = [index.get((name, length)) for name in ("softmax", FUSED)]
         cells = []
         for size in features:
-            row = index.get((linformer_name(size), length))
-            ratios = [
-                f"{cost(base) / cost(row):.2g}" if row and base else "-"
-                for base in bases
-            ]
-            cells.append(f"{ratios[0]} ({ratios[1]})" if row else "-")
+            ours = costs.get((linformer_name(size), length))
+            bases = [costs.get((name, length)) for name in ("softmax", FUSED)]
+            ratios = [f"{x / ours:.2g}" if ours and x else "-" for x in bases]
+            cells.append(f"{ratios[0]} ({ratios[1]})" if ours else "-")
         lines.append((f"{length:,}", *cells))
         theirs = dict(zip(table.columns, table.rows.get(str(length), ()), strict=False))
-        values = [theirs.get(size) for size in features]
-        cells = ["-" if value is None else f"{value:g}" for value in values]
+        cells = (number(theirs.get(size), "g") for size in features)
         lines.append(("published", *cells))
     dtype = rows[0]["dtype"]
     kind = "memory" if cost is gigabytes else "time"

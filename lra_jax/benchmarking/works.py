@@ -95,7 +95,7 @@ def make_work(case: Case) -> Work:
 def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     sizes = {"is_causal": case.causal, "max_length": case.length}
     keywords = _keywords(mechanism, options) | sizes
-    keywords = _accepted(mechanism.attention, keywords)
+    keywords = _keep_accepted(mechanism.attention, keywords)
     shape = (case.batch_size, case.length, case.heads, case.head_dim)
 
     def call(extra: Arrays, *arrays: jax.Array) -> jax.Array:
@@ -117,7 +117,9 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     return Work(both if backward else call, make)
 
 
-def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
+def _keep_accepted(
+    function: Callable[..., Any], keywords: dict[str, Any]
+) -> dict[str, Any]:
     """The keywords that a function accepts."""
     names = registry.accepted_keywords(function)
     return {k: v for k, v in keywords.items() if names is None or k in names}
@@ -224,7 +226,7 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
         settings = parameters | keywords | {"max_length": case.length + 1}
         if keeps_all:  # Its cache has the dtype of the keys; sums are float32.
             settings |= {"dtype": jnp.dtype(case.dtype)}
-        state = start(*sizes, **_accepted(start, settings))
+        state = start(*sizes, **_keep_accepted(start, settings))
         return state, parameters | gates, *_random(sizes, case.dtype, 3)
 
     def function(state: Any, extra: Arrays, *arrays: jax.Array) -> Any:

@@ -171,13 +171,13 @@ def _code(text: str) -> Markup:
 def _plain(value: Any) -> Any:
     """numpy values as JSON, with the four digits that a figure can show."""
     if isinstance(value, np.ndarray | np.generic):
-        return _rounded(value.tolist())
+        return _round(value.tolist())
     raise TypeError(f"not JSON: {type(value).__name__}")
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     if isinstance(value, list):
-        return [_rounded(item) for item in value]
+        return [_round(item) for item in value]
     if not isinstance(value, float):
         return value
     # JSON has no infinities.

@@ -81,7 +81,7 @@ class Group:
         return " and ".join(texts) or None
 
     @property
-    def peak_memory(self) -> tuple[int, str]:
+    def peak_memory(self) -> tuple[float, str]:
         """The highest peak of the runs in bytes, and what it covers."""
         kinds = sorted({result.peak_memory_kind for result in self.results})
         highest = max(result.peak_memory_bytes for result in self.results)

@@ -155,7 +155,7 @@ def model_name(group: Group) -> str:
     """A mechanism, its options, and the settings that are not the preset's, except for
     those that were tuned."""
     model = group.config.model
-    named = {"model.attention_options", "model.is_causal", *_tuned(group)}
+    named = {"model.attention_options", "model.is_causal", *_tuned_names(group)}
     parts = [group.config.attention, model.attention_options]
     parts += settings_unlike_preset(group, apart_from=named)
     if not model.is_causal:
@@ -163,7 +163,7 @@ def model_name(group: Group) -> str:
     return " ".join(filter(None, parts))
 
 
-def _tuned(group: Group) -> tuple[str, ...]:
+def _tuned_names(group: Group) -> tuple[str, ...]:
     """The settings of which a row shows the best value by validation."""
     protocol = get_task(group.config.task).sweeps.get(group.config.preset, {})
     return tuple(dict.fromkeys(("train.learning_rate", *protocol)))
@@ -196,7 +196,7 @@ def score(group: Group) -> float:
     accuracy = group.mean(group.accuracy)
     if task.by_parts and parts:
         accuracy = statistics.fmean(parts.values())
-    return _scaled(task, group.config.data, accuracy)
+    return _scale(task, group.config.data, accuracy)
 
 
 def _by_length(group: Group) -> dict[str, float]:
@@ -207,7 +207,7 @@ def _by_length(group: Group) -> dict[str, float]:
     return {name: statistics.fmean(part[name] for part in parts) for name in names}
 
 
-def _scaled(task: Task, data: Any, accuracy: float) -> float:
+def _scale(task: Task, data: Any, accuracy: float) -> float:
     scaled = task.scaled(data, accuracy) if task.is_scaled else None
     return accuracy if scaled is None else 100 * scaled
 
@@ -235,12 +235,12 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
         for model, row in best.items()
     ]
     chances = (
-        _scaled(t.task, t.data, t.task.chance(t.data)) if t.task.chance else None
+        _scale(t.task, t.data, t.task.chance(t.data)) if t.task.chance else None
         for t in tests
     )
     others = [
         ("chance", *(number(x, ".1f") for x in chances), *[""] * 4),
-        *_published(tests),
+        *_published_rows(tests),
     ]
     return Table(head, [*rows, *others], words=(0, len(head) - 1), ours=len(rows))
 
@@ -271,7 +271,7 @@ def scores_table(best: Best, tests: Sequence[Test]) -> Table:
     return Table(("model", *heads), rows, ours=len(rows))
 
 
-def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
+def _published_rows(tests: Sequence[Test]) -> list[tuple[str, ...]]:
     """The published rows; for tests on other examples than the preset's, none."""
     rows: dict[tuple[str, str], dict[str, float]] = {}
     for test in tests:
@@ -279,7 +279,7 @@ def _published(tests: Sequence[Test]) -> list[tuple[str, ...]]:
         for row in () if data_unlike_preset(test.groups[0]) else task.published:
             data = task.presets["official"]("softmax").data
             cells = rows.setdefault((row.model, row.source), {})
-            cells[test.name] = _scaled(task, data, row.accuracy)
+            cells[test.name] = _scale(task, data, row.accuracy)
     lines = []
     for (model, source), cells in rows.items():
         accuracies = (number(cells.get(test.name), ".1f") for test in tests)
@@ -298,10 +298,12 @@ def _settings(groups: Sequence[Group]) -> str:
     """The learning rate and all else that was tuned in each test, and the number of
     seeds."""
     words = []
-    for name in dict.fromkeys(name for group in groups for name in _tuned(group)):
+    for name in dict.fromkeys(name for group in groups for name in _tuned_names(group)):
         values = []
         for group in groups:
-            value = group.config.identity()[name] if name in _tuned(group) else "-"
+            value = (
+                group.config.identity()[name] if name in _tuned_names(group) else "-"
+            )
             values.append(f"{value:.2g}" if isinstance(value, float) else str(value))
         words.append(f"{_PLURALS.get(name, name)} {', '.join(values)}")
     seeds = sorted({len(group.runs) for group in groups})
@@ -343,7 +345,7 @@ def chart_of_parts(test: Test, best: Best, slug: str) -> Chart:
             if any("/" in name for name in means):
                 parts = "number of pairs"
             places = [float(name.rpartition("/")[2]) for name in means]
-            heights = [_scaled(test.task, test.data, mean) for mean in means.values()]
+            heights = [_scale(test.task, test.data, mean) for mean in means.values()]
             lines.append(charts.Line(model, places, heights))
     caption, label = f"{test.name}: test accuracy against the {parts}", "accuracy, %"
     if test.task.is_scaled:

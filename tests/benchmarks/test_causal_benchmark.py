@@ -27,7 +27,7 @@ def test_a_ratio_is_the_median_over_rounds() -> None:
 
 
 def test_every_round_begins_with_another_case() -> None:
-    rounds = [causal.turned(["a", "b", "c"], number) for number in range(4)]
+    rounds = [causal.rotate(["a", "b", "c"], number) for number in range(4)]
     assert [cases[0] for cases in rounds] == ["a", "b", "c", "a"]
     assert all(sorted(cases) == ["a", "b", "c"] for cases in rounds)
 
