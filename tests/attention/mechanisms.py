@@ -105,6 +105,10 @@ def _able(capability: str) -> tuple[str, ...]:
 
 NAMES = attention.names()
 CAUSAL, CROSS, STREAMS = (_able(name) for name in ("causal", "cross", "stream"))
+# Each mechanism in its full form, and in its causal one if that has a stream.
+FORMS = [(name, "full") for name in NAMES] + [(name, "causal") for name in STREAMS]
+# And those without a stream.
+ALL_FORMS = FORMS[: len(NAMES)] + [(name, "causal") for name in CAUSAL]
 
 
 def having(trait: str, names: tuple[str, ...] = NAMES) -> tuple[str, ...]:
@@ -161,29 +165,36 @@ def pulled_back(function: Callable[..., jax.Array]) -> Callable[..., Any]:
 
 
 @functools.cache
-def jitted(name: str) -> Callable[..., jax.Array]:
+def jitted(name: str, form: str = "full") -> Callable[..., jax.Array]:
     """`run`, compiled; tests with the same shapes share one compilation."""
-    return fast_jit(run(name))
+    return fast_jit(run(name, form))
 
 
-def run(name: str) -> Callable[..., jax.Array]:
-    """``f(query, key, value, mask=None, **keywords)``."""
+def run(name: str, form: str = "full", **options: Any) -> Callable[..., jax.Array]:
+    """``f(query, key, value, mask=None, **options)``.
+
+    A causal form is cut small: several chunks in several segments.
+    """
     function = attention.resolve(name).attention
+    if form == "causal":
+        cut = cuts(name, options.pop("chunking", SMALL))
+        options = {"is_causal": True, **cut, **options}
 
     def call(query, key, value, mask=None, **more):
-        given = keywords(name, *query.shape[-2:]) | gates(name, key)
-        return function(query, key, value, mask=mask, **given | more)
+        usual = keywords(name, *query.shape[-2:]) | gates(name, key)
+        return function(query, key, value, mask=mask, **usual | options | more)
 
     return call
 
 
-def weights(name: str) -> Callable[..., jax.Array]:
-    """``f(query, key, mask=None, **keywords)``."""
+def weights(name: str, form: str = "full") -> Callable[..., jax.Array]:
+    """``f(query, key, mask=None, **options)``."""
     function = attention.resolve(name).weights
+    options = {"is_causal": True} if form == "causal" else {}
 
     def call(query, key, mask=None, **more):
-        given = keywords(name, *query.shape[-2:]) | gates(name, key)
-        return function(query, key, mask=mask, **given | more)
+        usual = keywords(name, *query.shape[-2:]) | gates(name, key)
+        return function(query, key, mask=mask, **usual | options | more)
 
     return call
 
@@ -193,20 +204,17 @@ def unnormed(name: str) -> dict[str, Any]:
     return {"norm": None} if case(name).normalised else {}
 
 
-def formula(name: str) -> Callable[..., np.ndarray]:
+def formula(name: str, form: str = "full") -> Callable[..., np.ndarray]:
     """The mechanism's formula, with the keywords of `run`."""
+    function = case(name).formula
+    if form == "causal":
+        function = functools.partial(function, causal=True)
+        function = case(name).causal_formula or function
 
     def call(q, k, v, mask=None, **more):
-        given = keywords(name, *q.shape[2:])
-        return case(name).formula(q, k, v, mask, **given | more)
+        return function(q, k, v, mask, **keywords(name, *q.shape[2:]) | more)
 
     return call
-
-
-def causal(name: str, **more: Any) -> Callable[..., jax.Array]:
-    """`run` in its causal form, cut small: several chunks in several segments."""
-    cut = cuts(name, more.pop("chunking", SMALL))
-    return functools.partial(run(name), is_causal=True, **cut | more)
 
 
 def cuts(name: str, chunking: Chunking | None) -> dict[str, Any]:
@@ -216,18 +224,6 @@ def cuts(name: str, chunking: Chunking | None) -> dict[str, Any]:
     if chunking is None or name != "softmax":
         return {}
     return {"implementation": "blocks", "block": chunking.chunk}
-
-
-@functools.cache
-def jitted_causal(name: str) -> Callable[..., jax.Array]:
-    """`causal`, compiled."""
-    return fast_jit(causal(name))
-
-
-def causal_formula(name: str) -> Callable[..., np.ndarray]:
-    """The formula of the causal form."""
-    own = case(name).causal_formula
-    return functools.partial(formula(name), causal=True) if own is None else own
 
 
 def matrix(formula: Callable[..., np.ndarray], query, key, *args, **more) -> np.ndarray:

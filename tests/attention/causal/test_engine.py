@@ -14,7 +14,7 @@ from lra_jax.attention.causal.prefix import prefix
 from lra_jax.attention.linear import core
 from lra_jax.attention.linear.sums import Sums
 
-from ..mechanisms import assert_close, assert_rejects, causal_formula, fast_jit
+from ..mechanisms import assert_close, assert_rejects, fast_jit, formula
 
 LENGTH = 23
 CHUNKINGS = [
@@ -109,7 +109,7 @@ def test_every_cut_is_the_dense_formula(chunking: Chunking, slopes: bool) -> Non
 def test_decay_is_the_one_of_the_formula() -> None:
     q, k, v = _inputs()
     heads_last = [np.swapaxes(x, 1, 2) for x in (q, k, v)]
-    wanted = causal_formula("lightning")(*heads_last, slopes=SLOPES)
+    wanted = formula("lightning", "causal")(*heads_last, slopes=SLOPES)
     wanted = wanted.swapaxes(1, 2)
     assert_close(_dense(q, k, v, SLOPES)[0], wanted)
 

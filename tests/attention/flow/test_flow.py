@@ -18,12 +18,11 @@ from ..mechanisms import (
     Case,
     assert_close,
     assert_rejects,
-    causal,
     extremes,
     fast_jit,
     init,
     inputs,
-    jitted_causal,
+    jitted,
     pulled_back,
     run,
     steps,
@@ -318,7 +317,7 @@ def test_flow_without_a_clip_survives_large_flows() -> None:
 
     @fast_jit
     def both(*arrays):
-        call = causal("flow", **keywords)
+        call = run("flow", "causal", **keywords)
         out, pullback = jax.vjp(call, *arrays)
         terms = attention.flow_terms(*arrays[:2], is_causal=True, **keywords)
         return out, terms, pullback(jnp.ones_like(out))
@@ -335,7 +334,7 @@ def test_flow_without_a_clip_survives_large_flows() -> None:
 def test_flow_queries_are_hidden_with_the_keys_unless_said_otherwise() -> None:
     q, k, v = inputs(19)
     mask = SIDES
-    call = jitted_causal("flow")
+    call = jitted("flow", "causal")
     np.testing.assert_array_equal(
         call(q, k, v, mask), call(q, k, v, mask, query_mask=mask)
     )
@@ -351,7 +350,7 @@ def test_flow_options_reach_the_stream() -> None:
     @fast_jit
     def both(arrays):
         by_steps = steps("flow", init("flow", 2, 2, 4), *arrays, **options)[0]
-        return by_steps, causal("flow", **options)(*arrays)
+        return by_steps, run("flow", "causal", **options)(*arrays)
 
     assert_close(*both(arrays))
 

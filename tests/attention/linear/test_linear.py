@@ -10,10 +10,10 @@ from .. import dense
 from ..mechanisms import (
     Case,
     assert_close,
-    causal,
     fast_jit,
     init,
     inputs,
+    run,
     steps,
 )
 
@@ -39,4 +39,4 @@ def test_features_of_another_width() -> None:
     assert state.sums.summary.shape == (2, 2, 8, 4)
     out = fast_jit(functools.partial(steps, "linear", **options))(state, *arrays)[0]
     assert out.shape == (2, 7, 2, 4)
-    assert_close(out, fast_jit(causal("linear", **options))(*arrays))
+    assert_close(out, fast_jit(run("linear", "causal", **options))(*arrays))

@@ -1,4 +1,4 @@
-"""Each function as Flax's ``attention_fn``, and under jit, grad and vmap."""
+"""Each function as Flax's ``attention_fn``."""
 
 import functools
 
@@ -9,23 +9,18 @@ import pytest
 from flax import linen, nnx
 
 from lra_jax import attention
-from lra_jax.attention import MECHANISMS
 
 from ..mechanisms import (
+    CROSS,
     NAMES,
     assert_close,
-    case,
     fast_jit,
-    having,
     inputs,
-    jitted,
     keywords,
     run,
     takes,
-    weights,
 )
 
-CROSS = [name for name in NAMES if MECHANISMS[name].cross]
 # Mechanisms that need projections which Flax's layers do not have.
 GATED = ("gla", "delta", "gated_delta", "hgrn")
 UNGATED = [name for name in NAMES if name not in GATED]
@@ -133,51 +128,6 @@ def test_linen_attention(name: str) -> None:
 
     out, again = jax.eval_shape(call, jax.random.key(0), _x())
     assert out.shape == again.shape == (2, 5, 8)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_vmap_is_a_loop(name: str) -> None:
-    arrays = [np.stack(pair) for pair in zip(inputs(1), inputs(2), strict=True)]
-    both = fast_jit(jax.vmap(run(name)))(*arrays)
-    assert_close(both[1], jitted(name)(*inputs(2)), 1e-6)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_precision_reaches_the_products(name: str) -> None:
-    arrays = inputs(4)
-    text = str(jax.make_jaxpr(lambda *a: run(name)(*a, precision="highest"))(*arrays))
-    products = text.count("dot_general[")
-    assert products >= 2 or name == "fnet" or not case(name).products
-    assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products
-
-
-@pytest.mark.parametrize("name", having("weighted"))
-def test_products_of_weights_are_precise(name: str) -> None:
-    q, k, _ = inputs(4)
-    text = str(jax.make_jaxpr(weights(name))(q, k))
-    products = text.count("dot_general[")
-    assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_checkpoint_and_shard_map(name: str) -> None:
-    arrays, mask = inputs(5), np.arange(7)[None] < np.array([[7], [5]])
-
-    def loss(arrays, mask):
-        return jnp.sin(jax.checkpoint(run(name))(*arrays, mask)).sum()
-
-    axis = jax.sharding.AxisType.Auto
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(axis,), devices=jax.devices()[:2])
-    spec = jax.sharding.PartitionSpec("x")
-    call = jax.shard_map(
-        jax.grad(loss), mesh=mesh, in_specs=(spec, spec), out_specs=spec
-    )
-
-    def plain(arrays):
-        return jnp.sin(run(name)(*arrays, mask)).sum()
-
-    found, wanted = fast_jit(call)(arrays, mask), fast_jit(jax.grad(plain))(arrays)
-    assert_close(tuple(found), tuple(wanted))
 
 
 @pytest.mark.parametrize("name", ["softmax", "cosformer", "flow", "retention"])

@@ -1,6 +1,10 @@
-"""Against the dense formulas: cross attention, masks, grouped heads, dtypes."""
+"""Against the dense formulas: masks, grouped heads, weights, dtypes, odd shapes.
+
+Causal forms run in several chunks and segments (`mechanisms.SMALL`).
+"""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lra_jax import attention
+from lra_jax.attention.causal.engine import Chunking
+
 from ..mechanisms import (
+    ALL_FORMS,
     CAUSAL,
+    CROSS,
+    FORMS,
+    FOUR_ROWS,
     LENGTH,
-    MASK,
     NAMES,
     STREAMS,
     assert_close,
@@ -20,10 +30,10 @@ from ..mechanisms import (
     case,
     fast_jit,
     formula,
-    having,
     inputs,
     jitted,
     matrix,
+    prefill,
     queries,
     run,
     unnormed,
@@ -31,89 +41,109 @@ from ..mechanisms import (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_cross_attention_with_a_mask_and_another_value_width(name: str) -> None:
-    q, k, v = inputs(1, batch=3, query_length=queries(name, 5), value_dim=3)
-    got = jitted(name)(q, k, v, MASK)
-    assert_close(got, formula(name)(q, k, v, MASK))
-    assert not np.asarray(got[2]).any(), "a row without visible keys is exactly zero"
-    assert_close(jitted(name)(q, k, v, MASK[:, None, None]), got, 1e-6)
+def _rows(name: str, form: str, count: int) -> int:
+    """As many queries, if they may be another number than the 7 keys."""
+    return 7 if form == "causal" else queries(name, count)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_more_queries_than_keys_and_grouped_heads(name: str) -> None:
-    q, k, v = inputs(2, query_length=queries(name, 9), heads=4, key_heads=2)
-    assert_close(jitted(name)(q, k, v), formula(name)(q, k, v))
+@pytest.mark.parametrize(("name", "form"), ALL_FORMS)
+def test_masks_grouped_heads_and_another_value_width(name: str, form: str) -> None:
+    sizes = {"batch": 4, "heads": 4, "key_heads": 2, "value_dim": 3}
+    q, k, v = inputs(1, query_length=_rows(name, form, 5), **sizes)
+    got = np.asarray(jitted(name, form)(q, k, v, FOUR_ROWS))
+    assert_close(got, formula(name, form)(q, k, v, FOUR_ROWS))
+    assert not got[3].any(), "a row without visible keys is exactly zero"
+    if form == "causal":
+        assert not got[2, :2].any()
 
 
-@pytest.mark.parametrize("name", having("weighted"))
-def test_weights_are_those_of_the_formula_and_make_the_output(name: str) -> None:
-    rows = queries(name, 5)
-    q, k, v = inputs(3, batch=3, query_length=rows, heads=4, key_heads=1)
+@pytest.mark.parametrize("name", CROSS)
+def test_more_queries_than_keys(name: str) -> None:
+    arrays = inputs(2, query_length=9)
+    assert_close(jitted(name)(*arrays), formula(name)(*arrays))
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [x for x in ALL_FORMS if case(x[0]).weighted]
+)
+def test_weights_are_those_of_the_formula_and_make_the_output(
+    name: str, form: str
+) -> None:
+    rows = _rows(name, form, 5)
+    q, k, v = inputs(3, batch=4, query_length=rows, heads=4, key_heads=1)
 
     @fast_jit
     def both(q, k, v):
-        given = weights(name)(q, k, MASK)
-        product = jnp.einsum("bnts,bsnh->btnh", given, jnp.repeat(v, 4, axis=2))
-        return given, product, run(name)(q, k, v, MASK, **unnormed(name))
+        dense = weights(name, form)(q, k, FOUR_ROWS)
+        product = jnp.einsum("bnts,bsnh->btnh", dense, jnp.repeat(v, 4, axis=2))
+        return dense, product, run(name, form)(q, k, v, FOUR_ROWS, **unnormed(name))
 
-    given, product, out = both(q, k, v)
-    assert_close(given, matrix(formula(name), q, k, MASK, **unnormed(name)))
+    dense, product, out = both(q, k, v)
+    expected = matrix(formula(name, form), q, k, FOUR_ROWS, **unnormed(name))
+    assert_close(dense, expected)
     assert_close(product, out)
-    hidden = np.broadcast_to(~MASK[:, None, None], given.shape)
-    assert not np.asarray(given)[hidden].any()
+    dense = np.asarray(dense)
+    assert not dense[~np.broadcast_to(FOUR_ROWS[:, None, None], dense.shape)].any()
+    if form == "causal":
+        assert (dense >= 0).all() == (not case(name).signed)
+        assert not np.triu(dense, 1).any()
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_half_precision(name: str, form: str) -> None:
+    """Longer, where sums in bfloat16 itself would lose the small terms."""
+    arrays = inputs(5, batch=1, query_length=LENGTH, length=LENGTH, heads=1)
+    half = [jnp.asarray(x, "bfloat16") for x in arrays]
+    exact = [np.asarray(x, "float32") for x in half]
+
+    @fast_jit
+    def slopes(*arrays):
+        def loss(*arrays):
+            out = run(name, form)(*arrays)
+            wide = out.astype("float32")
+            return (wide * jnp.cos(wide)).sum(), out
+
+        return jax.grad(loss, (0, 1, 2), has_aux=True)(*arrays)
+
+    (rounded, out), (gradients, _) = slopes(*half), slopes(*exact)
+    assert out.dtype == jnp.bfloat16
+    assert_close(out, formula(name, form)(*exact), 2e-2)
+    for got, expected in zip(rounded, gradients, strict=True):
+        assert got.dtype == jnp.bfloat16
+        assert_close(got, expected, 3e-2)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_keeps_its_dtype_and_two_percent(name: str) -> None:
-    exact = inputs(4, query_length=queries(name, 7, LENGTH), length=LENGTH)
-    q, k, v = (jnp.asarray(x, "bfloat16") for x in exact)
-    got = jitted(name)(q, k, v)
+def test_mixed_dtypes_follow_the_query(name: str) -> None:
+    q, k, v = inputs(6)
+    got = jitted(name)(jnp.asarray(q, "bfloat16"), k, jnp.asarray(v, "float16"))
     assert got.dtype == jnp.bfloat16
     assert_close(got, formula(name)(q, k, v), 2e-2)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_causal"),
-    [(name, False) for name in NAMES] + [(name, True) for name in STREAMS],
-)
-def test_half_precision_gradients(name: str, is_causal: bool) -> None:
-    # Longer, where sums in bfloat16 itself would lose the small terms.
-    exact = inputs(5, batch=1, query_length=LENGTH, length=LENGTH, heads=1)
-    exact = [np.asarray(jnp.asarray(x, "bfloat16"), "float32") for x in exact]
-
-    @fast_jit
-    def gradients(*arrays):
-        def loss(*arrays):
-            out = run(name)(*arrays, **more).astype("float32")
-            return (out * jnp.cos(out)).sum()
-
-        return jax.grad(loss, (0, 1, 2))(*arrays)
-
-    more = {"is_causal": True} if is_causal else {}
-    rounded = gradients(*(jnp.asarray(x, "bfloat16") for x in exact))
-    for got, wanted in zip(rounded, gradients(*exact), strict=True):
-        assert got.dtype == jnp.bfloat16
-        assert_close(got, wanted, 3e-2)
+SUMS = ["softmax", "linear", "cosformer", "flow", "performer", "nystrom"]
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax", "linear", "cosformer", "flow", "performer", "nystrom"]
+    ("name", "form"),
+    [(name, "full") for name in SUMS] + [(name, "causal") for name in STREAMS],
 )
-def test_float16_sums_do_not_overflow(name: str) -> None:
+def test_float16_sums_do_not_overflow(name: str, form: str) -> None:
     ones = jnp.full((1, 2048, 1, 64), 4, "float16")
-    keywords = {"max_length": 2048} if name == "cosformer" else {}
-    out = fast_jit(lambda x: run(name)(x[:, :2], x, x, **keywords))(ones)
+    level = case(name).level
+    chunking = {"chunking": None} if form == "causal" else {}
+    query = ones if form == "causal" else ones[:, :2]
+    out = fast_jit(run(name, form, **chunking, **level or {}))(query, ones, ones)
     assert np.isfinite(np.asarray(out, "float32")).all()
-    if name != "flow":
-        assert_close(out, 4 * np.ones(out.shape), 1e-2)
+    if level is not None:
+        expected = 1 if "norm" in level else 4
+        assert_close(out, expected * np.ones(out.shape), 1e-2)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_numpy_arrays_of_64_bits_count_as_32(name: str) -> None:
     q, k, v = (x.astype("float64") for x in inputs(18))
-    out = jax.eval_shape(lambda: run(name)(q, k, v))
-    assert out.dtype == jnp.float32
+    assert jax.eval_shape(lambda: run(name)(q, k, v)).dtype == jnp.float32
 
 
 MILLION = 2**20
@@ -125,8 +155,8 @@ def test_a_million_positions_have_a_shape(name: str) -> None:
     """On shapes alone; here three mechanisms have arrays for LENGTH positions."""
     x = jax.ShapeDtypeStruct((1, MILLION, 1, 4), jnp.float32)
     more = {"max_length": MILLION} if name == "cosformer" else {}
-    for form in [{}, {"is_causal": True}][: 1 + (name in CAUSAL)]:
-        attend = functools.partial(run(name), **form, **more)
+    for is_causal in (False, True)[: 1 + (name in CAUSAL)]:
+        attend = functools.partial(run(name), is_causal=is_causal, **more)
         if name in ("linformer", "sinkhorn", "synthesizer"):
             assert_rejects(
                 lambda call=attend: jax.eval_shape(call, x, x, x), "input is longer"
@@ -143,53 +173,77 @@ def test_a_million_equal_positions_are_their_mean(name: str) -> None:
     assert_close(jax.jit(attend)(ones, ones, ones), np.ones(ones.shape), 1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_mixed_dtypes_follow_the_query(name: str) -> None:
-    q, k, v = inputs(6)
-    got = jitted(name)(jnp.asarray(q, "bfloat16"), k, jnp.asarray(v, "float16"))
-    assert got.dtype == jnp.bfloat16
-    assert_close(got, formula(name)(q, k, v), 2e-2)
-
-
 @st.composite
-def _odd_shapes(draw):
+def _odd_shapes(draw) -> tuple[dict[str, int], np.ndarray]:
     heads = draw(st.sampled_from([1, 3]))
     shape = {
         "batch": draw(st.integers(1, 3)),
-        "query_length": draw(st.integers(1, LENGTH)),
+        "query_length": draw(st.integers(2, LENGTH)),
         "length": draw(st.integers(1, LENGTH)),
         "heads": heads,
         "head_dim": draw(st.sampled_from([1, 5])),
         "value_dim": draw(st.sampled_from([1, 2])),
         "key_heads": draw(st.sampled_from([1, heads])),
     }
-    mask = np.array(
-        draw(
-            st.lists(
-                st.booleans(),
-                min_size=shape["batch"] * shape["length"],
-                max_size=shape["batch"] * shape["length"],
-            )
-        )
-    ).reshape(shape["batch"], shape["length"])
-    return shape, mask, draw(st.integers(0, 99))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    visible = draw(st.sampled_from([0.5, 1]))
+    return shape, rng.random((shape["batch"], shape["length"])) < visible
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=4, deadline=None, derandomize=True, database=None)
 @given(drawn=_odd_shapes())
 def test_odd_shapes(name: str, drawn) -> None:
-    shape, mask, seed = drawn
+    shape, mask = drawn
     if case(name).paired:
         shape = shape | {"head_dim": shape["head_dim"] + 1}
     shape["query_length"] = queries(name, shape["query_length"], shape["length"])
-    q, k, v = inputs(seed, **shape)
+    q, k, v = inputs(1, **shape)
     # Of one column, a norm leaves nothing but a sign.
-    given = unnormed(name)
     got = _unnormed(name)(q, k, v, mask)
-    assert_close(got, formula(name)(q, k, v, mask, **given))
+    assert_close(got, formula(name)(q, k, v, mask, **unnormed(name)))
 
 
 @functools.cache
 def _unnormed(name: str):
-    return fast_jit(functools.partial(run(name), **unnormed(name)))
+    return fast_jit(run(name, **unnormed(name)))
+
+
+CHUNKINGS = st.builds(
+    Chunking,
+    st.sampled_from([1, 2, 5, 64]),
+    st.sampled_from([1, 6, 512]),
+    st.sampled_from(["loop", "parallel"]),
+)
+
+
+# Those with gates take one array more for each position.
+@pytest.mark.parametrize(
+    "name", [x for x in STREAMS if not attention.MECHANISMS[x].gates]
+)
+@settings(max_examples=3, deadline=None, derandomize=True, database=None)
+@given(drawn=_odd_shapes(), chunking=CHUNKINGS, prompt=st.integers(1, LENGTH - 1))
+def test_odd_shapes_of_causal_forms_and_streams(
+    name: str, drawn: Any, chunking: Chunking, prompt: int
+) -> None:
+    shape, mask = drawn
+    length = shape["query_length"]
+    mask = np.resize(mask, (shape["batch"], length))
+    even = {"head_dim": shape["head_dim"] + 1, "length": length}
+    q, k, v = inputs(1, **shape | even)
+    prompt = min(prompt, length - 1)
+    start = functools.partial(prefill, name, chunking=chunking)
+
+    @fast_jit
+    def both(*arrays):
+        masked = run(name, "causal", chunking=chunking)(*arrays, mask)
+        # The prompt is real throughout: what follows stands right behind it.
+        first, state = start(*(x[:, :prompt] for x in arrays))
+        rest = [x[:, prompt:] for x in arrays]
+        parts = [first, start(*rest, state=state)[0]]
+        alone = run(name, "causal", chunking=Chunking())(*arrays)
+        return masked, jnp.concatenate(parts, 1), alone
+
+    masked, streamed, alone = both(q, k, v)
+    assert_close(masked, formula(name, "causal")(q, k, v, mask))
+    assert_close(streamed, alone)

@@ -8,33 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lra_jax import attention
-
 from ..mechanisms import (
+    ALL_FORMS,
+    FORMS,
     FOUR_ROWS,
     MASK,
     NAMES,
-    SMALL,
     STREAMS,
     assert_close,
     assert_directional_derivatives,
     assert_extremes,
-    causal,
-    causal_formula,
-    cuts,
     fast_jit,
     formula,
     gates,
     inputs,
     jitted,
-    jitted_causal,
     pulled_back,
     queries,
     run,
     takes,
 )
 
-FORMS = [(name, "full") for name in NAMES] + [(name, "causal") for name in STREAMS]
 PADDED = [(*case, "right") for case in FORMS]
 PADDED += [(name, "causal", "left") for name in STREAMS]
 
@@ -52,7 +46,7 @@ def test_a_padded_batch_equals_each_sample_alone(
     arrays = inputs(10, query_length=9, length=9)
     mask = np.arange(9)[None] < np.array([[6], [9]])
     mask = mask if side == "right" else mask[:, ::-1]
-    call = jitted_causal(name) if form == "causal" else jitted(name)
+    call = jitted(name, form)
     together = np.asarray(call(*arrays, **_masks(name, form, mask)))
     part = slice(0, 6) if side == "right" else slice(3, 9)
     alone = call(*(x[:1, part] for x in arrays))
@@ -62,8 +56,9 @@ def test_a_padded_batch_equals_each_sample_alone(
 @functools.cache
 def _pulled_back(name: str, form: str):
     """The output under FOUR_ROWS and its gradients; two tests share a compilation."""
-    call = causal(name) if form == "causal" else run(name)
-    return pulled_back(functools.partial(call, **_masks(name, form, FOUR_ROWS)))
+    return pulled_back(
+        functools.partial(run(name, form), **_masks(name, form, FOUR_ROWS))
+    )
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
@@ -83,9 +78,8 @@ def test_what_padding_holds_does_not_matter(name: str, form: str) -> None:
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_gradients_match_finite_differences(name: str, form: str) -> None:
-    call = causal(name) if form == "causal" else run(name)
     assert_directional_derivatives(
-        functools.partial(call, mask=MASK[1:2]),
+        functools.partial(run(name, form), mask=MASK[1:2]),
         batch=1,
         query_length=7 if form == "causal" else queries(name, 4),
         value_dim=3,
@@ -95,17 +89,17 @@ def test_gradients_match_finite_differences(name: str, form: str) -> None:
 @pytest.mark.parametrize(("name", "form"), [*FORMS, ("luna", "causal")])
 def test_extreme_inputs(name: str, form: str) -> None:
     """With the last row all padding."""
-    own = causal_formula(name) if form == "causal" else formula(name)
-    wanted = functools.partial(own, **_masks(name, form, FOUR_ROWS))
+    wanted = functools.partial(formula(name, form), **_masks(name, form, FOUR_ROWS))
     assert_extremes(name, _pulled_back(name, form), wanted, *inputs(24, batch=4))
 
 
-@pytest.mark.parametrize("form", ["full", "causal"])
-@pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "eps")])
+WITH_EPS = [x for x in FORMS if takes(x[0], "eps")]
+
+
+@pytest.mark.parametrize(("name", "form"), WITH_EPS)
 def test_rows_without_keys_are_zero_without_an_eps_too(name: str, form: str) -> None:
     """Also those that fill up the last chunk, which the gradient of all keys meets."""
-    more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
-    both = pulled_back(functools.partial(run(name), mask=MASK, eps=0.0, **more))
+    both = pulled_back(functools.partial(run(name, form), mask=MASK, eps=0.0))
     out, gradients = both(*inputs(30, batch=3))
     chex.assert_tree_all_finite((out, gradients))
     assert not np.asarray(out)[2].any()
@@ -113,14 +107,13 @@ def test_rows_without_keys_are_zero_without_an_eps_too(name: str, form: str) -> 
         assert not np.asarray(out)[1, 0].any()
 
 
-@pytest.mark.parametrize("form", ["full", "causal"])
-@pytest.mark.parametrize("name", [name for name in NAMES if takes(name, "eps")])
+@pytest.mark.parametrize(("name", "form"), WITH_EPS)
 def test_gradients_of_large_inputs(name: str, form: str) -> None:
     """Those of divisions and norms too, although squares leave float32's range."""
-    more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
 
+    @fast_jit
     def slopes(*arrays):
-        return jax.vjp(functools.partial(run(name), **more), *arrays[:3])[1](arrays[3])
+        return jax.vjp(run(name, form), *arrays[:3])[1](arrays[3])
 
     q, k, v = inputs(31)
     upstream = inputs(32)[0]
@@ -128,10 +121,10 @@ def test_gradients_of_large_inputs(name: str, form: str) -> None:
     if not gates(name, k):  # which are functions of the key here
         large.append((np.float32(1e10) * q, np.float32(1e10) * k, v))
     for arrays in large:
-        got = fast_jit(slopes)(*arrays, upstream)
+        got = slopes(*arrays, upstream)
         with jax.enable_x64(True):
             wide = [x.astype("float64") for x in (*arrays, upstream)]
-            wanted = fast_jit(slopes)(*wide)
+            wanted = slopes(*wide)
         assert_close(got, wanted, 1e-3)
 
 
@@ -164,12 +157,7 @@ def test_one_position_of_one_head_in_float16(name: str) -> None:
 
 
 # In Flow, padded queries without a query mask reach the gradients of real keys.
-GUARDED = [
-    (name, form)
-    for name in NAMES
-    for form in ("full", "causal")
-    if name != "flow" and (form == "full" or attention.resolve(name).causal)
-]
+GUARDED = [x for x in ALL_FORMS if x[0] != "flow"]
 
 
 @pytest.mark.parametrize(("name", "form"), GUARDED)
@@ -178,14 +166,11 @@ def test_what_padded_queries_hold_reaches_no_gradient(name: str, form: str) -> N
     mask = np.arange(7)[None] < np.array([[7], [4]])
     more = {"query_mask": mask} if takes(name, "query_mask") else {}
     arrays = {"gate": inputs(27)[0]} if takes(name, "gate") else {}
-    if form == "causal":
-        more |= {"is_causal": True}
-        more |= cuts(name, SMALL) if name == "softmax" else {}
 
     @fast_jit
     def slope(q, k, v, arrays):
         def loss(q, k, v, arrays):
-            out = run(name)(q, k, v, mask, **more, **arrays)
+            out = run(name, form)(q, k, v, mask, **more, **arrays)
             real = jnp.where(mask[:, :, None, None], out, 0)
             return jnp.sin(real).sum(), real
 

@@ -13,13 +13,13 @@ from ..mechanisms import (
     assert_close,
     assert_rejects,
     case,
-    causal,
     fast_jit,
     init,
     inputs,
-    jitted_causal,
+    jitted,
     one_step,
     prefill,
+    run,
     steps,
 )
 
@@ -29,16 +29,20 @@ LINEAR_STREAMS = tuple(name for name in STREAMS if case(name).cache is None)
 
 @pytest.mark.parametrize("name", LINEAR_STREAMS)
 def test_steps_are_the_parallel_form(name: str) -> None:
+    """In float64, so that the states must be wide, too."""
     arrays = inputs(1, heads=4, key_heads=2, value_dim=3)
 
     @fast_jit
-    def both(arrays):
-        by_steps = steps(name, init(name, 2, 4, 4, 3), *arrays)
-        return by_steps, prefill(name, *arrays)
+    def each(arrays):
+        start = init(name, 2, 4, 4, 3, dtype="float64")
+        by_steps = steps(name, start, *arrays)
+        return by_steps, prefill(name, *arrays), run(name, "causal")(*arrays)
 
-    by_steps, at_once = both(arrays)
-    assert_close(by_steps, at_once)
-    assert_close(at_once[0], jitted_causal(name)(*arrays), 1e-6)
+    with jax.enable_x64(True):
+        by_steps, at_once, parallel = each([x.astype("float64") for x in arrays])
+        assert by_steps[0].dtype == by_steps[1].sums.summary.dtype == jnp.float64
+        assert_close(by_steps, at_once, 1e-13)
+        assert_close(at_once[0], parallel, 1e-13)
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -76,7 +80,7 @@ def test_prompts_of_several_lengths(name: str, side: str) -> None:
             np.concatenate([x[row : row + 1, prompt], x[row : row + 1, 5:]], 1)
             for x in arrays
         ]
-        wanted = np.asarray(jitted_causal(name)(*alone))[:, length:]
+        wanted = np.asarray(jitted(name, "causal")(*alone))[:, length:]
         assert_close(found[row : row + 1], wanted)
 
 
@@ -98,18 +102,6 @@ def test_the_state_has_one_size_and_dtype(name: str) -> None:
             assert kinds(jax.eval_shape(step, state, *given)[1]) == wanted
 
 
-@pytest.mark.parametrize("name", LINEAR_STREAMS)
-def test_float64_states(name: str) -> None:
-    with jax.enable_x64(True):
-        arrays = [x.astype("float64") for x in inputs(5)]
-        both = fast_jit(
-            lambda *a: steps(name, init(name, 2, 2, 4, dtype="float64"), *a)
-        )
-        out, state = both(*arrays)
-        assert out.dtype == state.sums.summary.dtype == jnp.float64
-        assert_close(out, jitted_causal(name)(*arrays), 1e-13)
-
-
 @pytest.mark.parametrize("name", STREAMS)
 def test_gradients_pass_through_the_state(name: str) -> None:
     arrays = inputs(6)
@@ -122,7 +114,7 @@ def test_gradients_pass_through_the_state(name: str) -> None:
             return jnp.sin(jnp.concatenate([first, rest], 1)).sum()
 
         def parallel(arrays):
-            return jnp.sin(causal(name)(*arrays)).sum()
+            return jnp.sin(run(name, "causal")(*arrays)).sum()
 
         return jax.grad(streamed)(arrays), jax.grad(parallel)(arrays)
 
@@ -203,14 +195,15 @@ def test_states_travel(name: str) -> None:
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, state)
 
 
-@pytest.mark.parametrize("other", LINEAR_STREAMS)
 @pytest.mark.parametrize("name", LINEAR_STREAMS)
-def test_a_state_of_another_mechanism_is_refused(name: str, other: str) -> None:
+def test_a_state_of_another_mechanism_is_refused(name: str) -> None:
     """Also where the shapes agree."""
     arrays = inputs(1)
-    state = init(other, *arrays[0].shape[:1], *arrays[0].shape[2:])
-    if name == other:
-        halves = jax.tree.map(lambda x: x.astype("bfloat16"), state.sums)
-        state = state._replace(sums=halves)
+    states = {x: init(x, 2, *arrays[0].shape[2:]) for x in LINEAR_STREAMS}
+    half = jax.tree.map(lambda x: x.astype("bfloat16"), states[name].sums)
+    states[name] = states[name]._replace(sums=half)
     one = [x[:, 0] for x in arrays]
-    assert_rejects(lambda: one_step(name)(state, *one), "state: expected")
+    for state in states.values():
+        assert_rejects(
+            lambda state=state: one_step(name)(state, *one), "state: expected"
+        )

@@ -72,8 +72,6 @@ def formula(
 
 CASE = Case(
     formula,
-    # All heads from the left, in place of half of them: a definition of its own.
-    causal_formula=functools.partial(formula, causal=True),
     gates=lambda key, xp: formulas.gates("hgrn", key, xp),
     level=None,
     products=False,
