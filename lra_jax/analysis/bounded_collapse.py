@@ -23,7 +23,7 @@ from lra_jax.models.layers import LayerNorm
 from lra_jax.reports import charts
 from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.page import Section
-from lra_jax.reports.table import Table
+from lra_jax.reports.table import Table, number
 
 NETWORK = "bert"
 """The network in the picture; the others have more than attention by content."""
@@ -124,7 +124,7 @@ def initial_section(*, length: int, num_layers: int | None, seed: int) -> Sectio
     """`bounded_collapse` of BERT's shape, for two scales of the tokens."""
     layers = _LAYERS if num_layers is None else min(_LAYERS, num_layers)
     sizes: dict[str, Any] = {"length": length, "num_layers": layers, "seed": seed}
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "tokens as they are": {},
         "tokens a ten-thousandth as large": {"scale": 1e-4},
         "with layer normalisation": {"norm": True},
@@ -167,11 +167,10 @@ def _describe(
         curves = runs[name].columns()
         if name == names[0]:
             curves["measured, with the norm"] = runs[normal].columns()["measured"]
-        lines = []
-        for label, y in curves.items():
-            is_drawn = (y > 1 / _LARGEST) & (y < _LARGEST)
-            y = np.where(is_drawn, y, np.nan)
-            lines.append(charts.Line(label, range(len(y)), y))
+        lines = [
+            charts.Line(label, range(len(y)), np.where(_is_drawn(y), y, np.nan))
+            for label, y in curves.items()
+        ]
         settings = {"title": name, "xlabel": "layer"}
         panels.append(Panel(lines, integers="x", is_log=True, settings=settings))
         head += [f"{label}, {name}" for label in curves]
@@ -191,10 +190,14 @@ def _describe(
         ylabels=["residual"],
     )
     rows = [
-        (layer, *("-" if np.isnan(x) else f"{x:.2g}" for x in cells))
+        (layer, *(number(x, ".2g") for x in cells))
         for layer, cells in enumerate(zip(*columns, strict=True))
     ]
     return Section("The bound", [chart, Table(head, rows)])
+
+
+def _is_drawn(y: np.ndarray) -> np.ndarray:
+    return (y > 1 / _LARGEST) & (y < _LARGEST)
 
 
 def _run(

@@ -83,6 +83,7 @@ def run_circle(
     before = np.concatenate([np.zeros_like(here[:_BATCH_SIZE]), here])[: len(here)]
 
     def loss(model: Any, inputs: Any, targets: Any, rngs: nnx.Rngs) -> jax.Array:
+        """The squared error, summed over a batch."""
         return jnp.sum((model(inputs, None, rngs) - targets) ** 2)
 
     data = (here + before if skip else here, there)
@@ -91,6 +92,7 @@ def run_circle(
     graph, params = nnx.split(model)
 
     def step(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        """The next input, and the output for this one."""
         out = nnx.merge(graph, params)(x)
         return (x + out if skip else out), out
 

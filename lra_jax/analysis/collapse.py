@@ -34,8 +34,6 @@ from lra_jax.reports.table import Table
 
 Curves = dict[str, np.ndarray]
 """By variant float64 `[sequences, L + 1]`, embeddings first."""
-Averages = dict[str, dict[str, np.ndarray]]
-"""By variant the "mean" and "std" of the curves, `[L + 1]` each."""
 
 _TITLES = {
     "bert": "BERT",
@@ -81,37 +79,15 @@ def network_curves(
     """
     check_size("draws", draws)
     check_size("batch_size", batch_size)
-    shape = find_shape(shape)
-    parts = []
+    shape, parts = find_shape(shape), []
     for draw in range(seed, seed + draws):
+        rngs = nnx.Rngs(draw)
         network = Network(
-            shape,
-            mechanism,
-            length=length,
-            num_layers=num_layers,
-            rngs=nnx.Rngs(draw),
+            shape, mechanism, length=length, num_layers=num_layers, rngs=rngs
         )
         tokens = zipf_tokens(shape.vocab_size, batch_size, length, draw)
         parts.append(_curves(network, tokens, variants, clock))
     return {name: np.concatenate([part[name] for part in parts]) for name in variants}
-
-
-def pretrained_curves(
-    encoder: PretrainedEncoder,
-    variants: Mapping[str, Variant] = VARIANTS,
-    *,
-    length: int,
-    batch_size: int = 8,
-    seed: int = 0,
-) -> Curves:
-    """The same for a BERT, RoBERTa or GPT-2 with trained weights.
-
-    Raises:
-      ValueError: sequences longer than its table of positions.
-    """
-    tokens = zipf_tokens(encoder.config.vocab_size, batch_size, length, seed)
-    clock = progress.Clock("curves", len(variants))
-    return _curves(encoder, tokens, variants, clock)
 
 
 def _curves(
@@ -123,8 +99,9 @@ def _curves(
     graph, weights = nnx.split(network)
     curves = {}
     for name, variant in variants.items():
-        states = _run(graph, weights, jnp.asarray(tokens), variant)
-        curves[name] = collapse_curves(states)
+        curves[name] = collapse_curves(
+            _run(graph, weights, jnp.asarray(tokens), variant)
+        )
         if clock is not None:
             clock.tick()
     return curves
@@ -182,8 +159,8 @@ def initial_sections(
     """Figure 2 of the paper, and its first network with one mechanism after another."""
     count = (len(networks) + len(mechanisms)) * draws * len(variants)
     sizes |= {"draws": draws, "clock": progress.Clock("curves", count)}
-    averages = {
-        name: average(network_curves(name, variants=variants, **sizes))
+    curves = {
+        name: network_curves(name, variants=variants, **sizes)
         for name in progress.announce(networks, "networks")
     }
     has_norm = all(v.norm for v in variants.values())
@@ -193,11 +170,11 @@ def initial_sections(
         "initialisations and sequences, one standard deviation shaded."
         + (" Crosses: the published ones, 128 tokens each." if has_norm else "")
     )
-    parts = compare_networks("rank-collapse", averages, printed, caption)
+    parts = compare_networks("rank-collapse", curves, printed, caption)
     yield Section("Skip connections keep the rank", parts)
     network = networks[0]
-    averages = {
-        name: average(network_curves(network, name, variants=variants, **sizes))
+    curves = {
+        name: network_curves(network, name, variants=variants, **sizes)
         for name in progress.announce(mechanisms, f"mechanisms of {network}")
     }
     caption = (
@@ -205,7 +182,7 @@ def initial_sections(
         f"after another. {_MEASURE}; means. Where they fall the scale is logarithmic, "
         "cut off at 1e-7, the rounding of float32."
     )
-    parts = _compare_mechanisms(averages, caption)
+    parts = _compare_mechanisms(curves, caption)
     yield Section("The same network with other mechanisms", parts)
 
 
@@ -218,25 +195,32 @@ def model_section(saved: Any, batch: Any, variants: Mapping[str, Variant]) -> Se
 
 
 def weights_section(
-    weights: str, variants: Mapping[str, Variant], **sizes: Any
+    weights: str,
+    variants: Mapping[str, Variant],
+    *,
+    length: int,
+    batch_size: int,
+    seed: int,
 ) -> Section:
-    """A network with weights from disk, on random tokens.
+    """A BERT, RoBERTa or GPT-2 with weights from disk, on random tokens.
 
     Args:
-      weights: the ``model.safetensors`` of a BERT, RoBERTa or GPT-2, or its folder; the
-        ``config.json`` is beside it.
-      variants, **sizes: see `pretrained_curves`.
+      weights: its ``model.safetensors``, or the folder; ``config.json`` is beside it.
+      variants: by name.
+      length, batch_size, seed: of the tokens.
 
     Raises:
-      ValueError: see `lra_jax.models.from_softmax`.
+      ValueError: see `lra_jax.models.from_softmax`; or sequences longer than its table
+        of positions.
     """
     path = expand_home(weights, "weights")
     try:
         encoder = from_softmax(path.parent if path.is_file() else path)
     except ValueError as error:
         raise renamed(error, "--weights") from error
-    curves = pretrained_curves(encoder, variants, **sizes)
-    config = encoder.config
+    config, clock = encoder.config, progress.Clock("curves", len(variants))
+    tokens = zipf_tokens(config.vocab_size, batch_size, length, seed)
+    curves = _curves(encoder, tokens, variants, clock)
     is_base = (config.kind, config.num_layers, config.embed_dim) == ("bert", 12, 768)
     printed = published.figure_2("bert", "pretrained") if is_base else {}
     title = f"{_TITLES[config.kind]} of {config.num_layers} layers"
@@ -250,19 +234,19 @@ def _show_network(
     caption = f"{title}. {_MEASURE}; means, one standard deviation shaded."
     if printed:
         caption += " Crosses: the published curves, on other texts."
-    averages = {title: average(curves)}
-    return compare_networks(name, averages, {title: printed}, caption)
+    return compare_networks(name, {title: curves}, {title: printed}, caption)
 
 
 def compare_networks(
     name: str,
-    networks: Mapping[str, Averages],
+    networks: Mapping[str, Curves],
     printed: Mapping[str, Mapping[str, Sequence[float]]],
     caption: str,
 ) -> tuple[Chart, Table]:
     """A panel for each network, and a row for each curve, ours and the published."""
     panels, rows = [], []
-    for network, averages in networks.items():
+    ours = {network: _average(curves) for network, curves in networks.items()}
+    for network, averages in ours.items():
         lines = []
         for variant, curve in averages.items():
             mean, theirs = curve["mean"], printed[network].get(variant, ())
@@ -280,7 +264,7 @@ def compare_networks(
         name,
         panels,
         caption,
-        data={"ours": networks, "published": printed},
+        data={"ours": ours, "published": printed},
         size=(3.6, 3.4) if len(networks) > 1 else (6, 4),
         ylabels=[_YLABEL],
         layout={"sharey": True},
@@ -290,12 +274,13 @@ def compare_networks(
 
 
 def _compare_mechanisms(
-    mechanisms: Mapping[str, Averages], caption: str
+    mechanisms: Mapping[str, Curves], caption: str
 ) -> tuple[Chart, Table]:
     """A panel for each variant of one network."""
     panels, rows = [], []
-    for variant in next(iter(mechanisms.values())):
-        means = {name: x[variant]["mean"] for name, x in mechanisms.items()}
+    averages = {name: _average(curves) for name, curves in mechanisms.items()}
+    for variant in next(iter(averages.values())):
+        means = {name: x[variant]["mean"] for name, x in averages.items()}
         # Rounding in float32 is not a residual.
         lines = [
             charts.Line(name, range(len(mean)), np.maximum(mean, 1e-7))
@@ -314,7 +299,7 @@ def _compare_mechanisms(
         "rank-collapse-mechanisms",
         panels,
         caption,
-        data=mechanisms,
+        data=averages,
         size=(3.3, 3.4),
         ylabels=[_YLABEL],
         layout={"sharex": True},
@@ -323,7 +308,7 @@ def _compare_mechanisms(
     return chart, Table(head, rows)
 
 
-def average(curves: Curves) -> Averages:
+def _average(curves: Curves) -> dict[str, dict[str, np.ndarray]]:
     """Mean and standard deviation over the sequences."""
     return {
         variant: {"mean": values.mean(0), "std": values.std(0)}

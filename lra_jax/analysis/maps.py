@@ -96,26 +96,17 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     received = size / np.where(mean == 0, 1, mean)
     if config.is_causal:
         received = received / even_shares(captured.documents[0, front:end])
-    competition = allocation = None
+    flows: dict[str, Any] = {}
     if call.mechanism.name == "flow":
         terms = flow_terms(call.query, call.key, **call.keywords)
-        competition = np.asarray(terms.competition)[0, front:end].T
-        allocation = np.asarray(terms.allocation)[0, front:end].T
-    label = prediction = None
+        for name in ("competition", "allocation"):
+            flows[name] = np.asarray(getattr(terms, name))[0, front:end].T
+    classes: dict[str, Any] = {}
     if batch["labels"].ndim == 1:
-        label = int(batch["labels"][0])
         arrays = (jnp.asarray(batch[name]) for name in saved.model.INPUTS)
-        prediction = int(saved.model(*arrays)[0].argmax())
-    return Maps(
-        layer=layer,
-        weights=weights,
-        received=received,
-        tokens=tokens,
-        competition=competition,
-        allocation=allocation,
-        label=label,
-        prediction=prediction,
-    )
+        classes["label"] = int(batch["labels"][0])
+        classes["prediction"] = int(saved.model(*arrays)[0].argmax())
+    return Maps(layer, weights, received, tokens, **flows, **classes)
 
 
 def even_shares(documents: np.ndarray) -> np.ndarray:
@@ -175,8 +166,8 @@ def _matrices(maps: Maps) -> Chart:
     }
 
     def panel(head: int) -> Panel:
-        is_last = head % columns == columns - 1
-        label = "weight times tokens" if is_last else ""
+        """The matrix of a head; the last in a row has the label of the colours."""
+        label = "weight times tokens" if head % columns == columns - 1 else ""
         settings = {"title": f"head {head + 1}", "xlabel": "from position"}
         return image(weights[head] * length, label, settings, **looks)
 
@@ -248,14 +239,17 @@ def draw_image(pixels: np.ndarray, score: Score, shape: tuple[int, int]) -> Char
     values = score.values.reshape(shape[0] // patch, shape[1] // patch)
     values = np.repeat(np.repeat(values, patch, 0), patch, 1)
     pixels, grey = pixels.reshape(shape), {"cmap": "gray", "vmin": 0, "vmax": 255}
+    looks = {"aspect": "equal"} | grey
     panels = [
         image(
-            shown, unit, {"title": title, "xlabel": "column"}, aspect="equal", **looks
-        )
-        for title, shown, unit, looks in (
-            ("input", pixels, "pixel, 0 to 255", grey),
-            (score.name, values, score.unit, {}),
-        )
+            pixels, "pixel, 0 to 255", {"title": "input", "xlabel": "column"}, **looks
+        ),
+        image(
+            values,
+            score.unit,
+            {"title": score.name, "xlabel": "column"},
+            aspect="equal",
+        ),
     ]
     name = f"map-{score.name}"
     return Chart(name, panels, "", size=(3.9, 3.1), ylabels=["row"])
@@ -274,19 +268,20 @@ def draw_tree(tree: Any, score: Score) -> Chart:
         "linewidths": 0.5,
     }
 
+    def scatter(axis: Axes, nodes: Sequence[int], size: int, zorder: int) -> Any:
+        """Dots of one size at some nodes."""
+        spots = np.array([places[node] for node in nodes]).T
+        shades = {"c": values[nodes], "s": size, "zorder": zorder}
+        return axis.scatter(*spots, **shades, **looks)
+
     def draw(figure: Figure, axis: Axes) -> None:
+        """Edges, nodes, and the words of those that are named."""
         for child, parent in tree.parents.items():
             ends = np.array([places[child], places[parent]]).T
             axis.plot(*ends, color="#bbbbbb", linewidth=0.6, zorder=1)
-
-        def scatter(nodes: Sequence[int], size: int, zorder: int) -> Any:
-            spots = np.array([places[node] for node in nodes]).T
-            shades = {"c": values[nodes], "s": size, "zorder": zorder}
-            return axis.scatter(*spots, **shades, **looks)
-
-        drawn = scatter(nodes, 280 if are_few else 12, 2)
+        drawn = scatter(axis, nodes, 280 if are_few else 12, 2)
         if not are_few:
-            scatter(named, 230, 3)
+            scatter(axis, named, 230, 3)
         spots = [places[node] for node in named]
         words = [tree.words[node] for node in named]
         charts.letters(axis, drawn, values[named], spots, words)
@@ -324,6 +319,7 @@ def draw_text(words: Sequence[str], score: Score) -> Chart:
     scale = charts.colour_scale(score.values)
 
     def draw(figure: Figure, axis: Axes) -> None:
+        """Shades, and the words on them."""
         drawn = charts.draw_image(figure, axis, matrix, score.unit, norm=scale)
         axis.set_facecolor(charts.OUTSIDE)  # After the end of a text.
         places = [(index % columns, index // columns) for index in range(count)]

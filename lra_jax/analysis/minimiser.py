@@ -88,6 +88,7 @@ def _make_solver(matrix: np.ndarray) -> Callable[[float, float], _Corner]:
     bounds = [(None, None)] * columns + [(0, None)] * (2 + rows * columns)
 
     def corner(a: float, b: float) -> _Corner:
+        """Solves the linear programme."""
         cost = np.zeros(len(bounds))
         cost[columns], cost[columns + 1] = a, b
         solved = linprog(cost / cost.sum(), constraints, limits, bounds=bounds)

@@ -97,7 +97,7 @@ VARIANTS = {
 
 
 class Block(nnx.Module):
-    """One layer; ``mechanism`` None means XLNet's relative attention."""
+    """One layer; the softmax of a relative shape is XLNet's, by distance too."""
 
     def __init__(
         self,

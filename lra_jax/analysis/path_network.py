@@ -251,6 +251,7 @@ def fit_epochs(
         return loss(nnx.merge(graph, params), *batch, nnx.Rngs(dropout=key))
 
     def step(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
+        """One batch: the new parameters, state and key, and the loss before it."""
         params, state, key = carry
         key, dropout = jax.random.split(key)
         value, grads = jax.value_and_grad(batch_loss)(params, batch, dropout)

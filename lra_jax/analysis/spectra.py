@@ -26,7 +26,7 @@ from lra_jax.errors import expected
 from lra_jax.reports import charts
 from lra_jax.reports.charts import Chart, Panel, image
 from lra_jax.reports.page import Section
-from lra_jax.reports.table import Table
+from lra_jax.reports.table import Table, number
 
 _GRID = np.linspace(0, 1, 65)
 _QUARTER = 16  # of the grid: the paper's 128th of 512 values
@@ -116,15 +116,9 @@ def spectrum_section(models: Mapping[str, Spectra], about: str) -> Section:
         layout={"sharex": "row"},
     )
     rows = [
-        (
-            f"{name}, layer {layer}",
-            f"{np.nanmean(quarter):.3f}",
-            f"{np.nanmean(ranks):.3f}",
-        )
+        (f"{name}, layer {n}", f"{np.nanmean(a):.3f}", f"{np.nanmean(b):.3f}")
         for name, x in models.items()
-        for layer, (quarter, ranks) in enumerate(
-            zip(quarters[name], x.ranks, strict=True), 1
-        )
+        for n, (a, b) in enumerate(zip(quarters[name], x.ranks, strict=True), 1)
     ]
     sums = "sum of a quarter of the values"
     head = ("model", sums, "effective rank, share of the tokens")
@@ -155,7 +149,7 @@ def projection_section(models: Mapping[str, Spectra], about: str) -> Section:
             Panel(lines, is_log=True, lengths=x.sizes.tolist(), settings=settings)
         )
         rows += [
-            (name, f"{k}", *("-" if np.isnan(y) else f"{y:.3f}" for y in cells))
+            (name, f"{k}", *(number(y, ".3f") for y in cells))
             for k, *cells in zip(x.sizes, *errors.values(), strict=True)
         ]
     caption = (
