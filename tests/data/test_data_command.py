@@ -60,38 +60,20 @@ def test_a_mechanism_may_have_data_settings_of_its_own(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("args", "parts"),
+    ("args", "part"),
     [
-        (
-            "prepair",
-            ["command: expected one of", "got 'prepair'", "did you mean 'prepare'"],
-        ),
-        ("prepare --task=listop", ["did you mean 'listops'"]),
-        ("prepare --count=3", ["--count: expected a flag, got an unknown one"]),
-        ("prepare --preset=compat", ["did you mean 'compact'"]),
-        ("prepare --data.pat=x", ["did you mean '--data.path'"]),
-        ("sample --split=dev", ["--split", "'dev'"]),
-        ("sample --count=0", ["--count: expected a positive int", "got 0"]),
-        ("sample --count=401", ["--count: expected 1 to 400", "got 401"]),
-        ("sample --seed=-1", ["--seed", "got -1"]),
-        (
-            "sample --out=x.png",
-            ["--out: expected nothing for --task=listops, which has no images"],
-        ),
-        (
-            "prepare --data.path=/no/such",
-            ["--data.num_train: expected no value with --data.path"],
-        ),
-        ("prepare --data.num_test=0", ["--data.num_test", "got 0"]),
+        ("prepare --data.pat=x", "did you mean '--data.path'"),
+        ("sample --count=401", "--count: expected 1 to 400"),
+        ("sample --seed=-1", "--seed"),
+        ("prepare --data.path=/no/such", "--data.num_train: expected no value"),
     ],
 )
-def test_errors(capsys, data_dir, args, parts):
-    flags = [*FLAGS, f"--data.dir={data_dir}"] if "-" in args else []
+def test_errors(capsys, data_dir, args, part):
+    name, *rest = args.split()
     with pytest.raises(SystemExit) as stop:
-        name, *rest = args.split()
-        command.main([name, *flags, *rest])
+        command.main([name, *FLAGS, f"--data.dir={data_dir}", *rest])
     out, err = capsys.readouterr()
-    helpers.assert_one_error(stop.value.code, err, 2, *parts)
+    helpers.assert_one_error(stop.value.code, err, 2, part)
     assert out == ""
 
 
@@ -105,13 +87,6 @@ def test_pictures_are_png_files(capsys, tmp_path):
     assert not list(tmp_path.iterdir()), "data were made before"
     command.main(["sample", *flags, f"--out={tmp_path}/c.png"])
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_path_that_is_not_there(capsys, data_dir):
-    with pytest.raises(SystemExit) as stop:
-        command.main(["prepare", "--data.path=/no/such", f"--data.dir={data_dir}"])
-    _, err = capsys.readouterr()
-    helpers.assert_one_error(stop.value.code, err, 2, "/no/such")
 
 
 def test_each_command_has_help_of_its_own(capsys):

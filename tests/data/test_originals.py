@@ -268,54 +268,26 @@ def test_integers_are_validated_on_the_test_split_if_asked(tmp_path):
 REVIEWS = originals.imdb_reviews(10, 1)
 IMAGES = originals.cifar_files(4, 4)
 BATCH = "cifar-10-batches-bin/data_batch_2.bin"
-BAD_ARCHIVES = {
-    "unknown class": (
-        text,
-        REVIEWS | {"aclImdb/train/neutral/1_5.txt": b"so so"},
-        r"train/neutral/1_5\.txt: expected a label of neg, pos, got 'neutral'",
-    ),
-    "another file": (
-        text,
-        REVIEWS | {"aclImdb/train/pos/10_5.text": b"so so"},
-        r"train/pos/10_5\.text: expected a review, NAME\.txt, got another file",
-    ),
-    "no positive test review": (
-        text,
-        {name: x for name, x in REVIEWS.items() if "test/pos" not in name},
-        "expected reviews in test/pos, got none",
-    ),
-    "another archive": (text, IMAGES, "expected reviews in train/neg, got none"),
-    "too few to hold out": (
-        text,
-        originals.imdb_reviews(9, 1),
-        "train/neg: expected at least 10 reviews.* got 9",
-    ),
-    "an image too short": (
-        image,
-        IMAGES | {BATCH: IMAGES[BATCH][:-1]},
-        r"data_batch_2\.bin: expected images of 32 x 32 .* got 12,291 bytes",
-    ),
-    "an unknown class": (
-        image,
-        IMAGES | {BATCH: IMAGES[BATCH][:3073] + b"\x0c" + IMAGES[BATCH][3074:]},
-        r"data_batch_2\.bin, image 2: expected a label of 0\.\.9, got 12",
-    ),
-    "an empty file": (image, IMAGES | {BATCH: b""}, "got 0 bytes"),
-    "a missing file": (
-        image,
-        {name: x for name, x in IMAGES.items() if name != BATCH},
-        r"expected cifar-10-batches-bin/data_batch_2\.bin, got none",
-    ),
-}
+POSITIVE = {name: x for name, x in REVIEWS.items() if "test/pos" not in name}
+LABEL_12 = IMAGES[BATCH][:3073] + b"\x0c" + IMAGES[BATCH][3074:]
+BAD_ARCHIVES = [
+    (text, REVIEWS | {"aclImdb/train/neutral/1_5.txt": b"so"}, "label .*'neutral'"),
+    (text, REVIEWS | {"aclImdb/train/pos/1_5.text": b"so"}, "1_5.text: .*another file"),
+    (text, POSITIVE, "expected reviews in test/pos, got none"),
+    (text, IMAGES, "expected reviews in train/neg, got none"),
+    (text, originals.imdb_reviews(9, 1), "train/neg: .* at least 10 .* got 9"),
+    (image, IMAGES | {BATCH: IMAGES[BATCH][:-1]}, "batch_2.bin: .* got 12,291 bytes"),
+    (image, IMAGES | {BATCH: LABEL_12}, "data_batch_2.bin, image 2: .*label .* got 12"),
+    (image, IMAGES | {BATCH: b""}, "got 0 bytes"),
+    (image, {k: x for k, x in IMAGES.items() if k != BATCH}, "data_batch_2.*got none"),
+]
 
 
-@pytest.mark.parametrize("kind", BAD_ARCHIVES)
-def test_archives_that_do_not_hold_the_task(tmp_path, kind):
-    module, files, message = BAD_ARCHIVES[kind]
+@pytest.mark.parametrize(("module", "files", "message"), BAD_ARCHIVES)
+def test_archives_that_do_not_hold_the_task(tmp_path, module, files, message):
     archive = originals.tar(tmp_path / "x.tar.gz", files)
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=message):
         module.prepare(tmp_path / "data", path=archive)
-    assert str(archive) in str(caught.value) or kind == "too few to hold out"
     assert not list(tmp_path.rglob("*.array_record*"))
     assert not list(tmp_path.rglob("incomplete.*"))
 
@@ -355,9 +327,7 @@ def damage_flip(data: bytes) -> bytes:
     "damage",
     [
         lambda data: data[: len(data) // 2],
-        lambda data: data[:-4],
         lambda data: data[:3],
-        lambda data: b"",
         lambda data: b"<html>403 Forbidden</html>",
         damage_flip,
         lambda data: data[:-6] + bytes([data[-6] ^ 1]) + data[-5:],
@@ -395,12 +365,9 @@ def test_an_altered_copy_of_the_released_archive(tmp_path, imdb, monkeypatch, ca
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"1.0\tP\tQ\tonly one text\n", r"expected 5 columns \(label, .*\), got 4"),
-        (b"1.0\tP\tQ\ta\tb\tc\n", "got 6"),
+        (b"1.0\tP\tQ\tone text\n", r"expected 5 columns \(label, .*\), got 4"),
         (b"\n", "got 1"),
-        (b"2.0\tP\tQ\ta\tb\n", "label of 0 or 1, got '2.0'"),
         (b"yes\tP\tQ\ta\tb\n", "label of 0 or 1, got 'yes'"),
-        (b"\tP\tQ\ta\tb\n", "label of 0 or 1, got ''"),
     ],
 )
 def test_malformed_pairs(tmp_path, line, message):
@@ -416,15 +383,9 @@ def test_malformed_pairs(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("rows", "labels", "message"),
     [
-        (
-            [[1, 256]],
-            [0],
-            r"train\.src, line 1: expected integers of 0\.\.255, got '1 25",
-        ),
-        ([[1], [-1]], [0, 1], r"train\.src, line 2: .* got '-1'"),
+        ([[1, 256]], [0], r"train\.src, line 1: .* 0\.\.255, got '1 256"),
         ([[1], []], [0, 1], r"train\.src, line 2: .* got ''"),
         ([[1]], [2], r"train\.label, line 1: expected integers of 0\.\.1, got '2'"),
-        ([[1]], ["x"], r"train\.label, line 1: .* got 'x'"),
         ([[1]], ["1 0"], r"train\.label, line 1: expected one label, got 2"),
         ([[1], [2]], [0], r"the same number of lines.*train\.src: 2, train\.label: 1"),
         ([], [], r"lines, at least one, got train\.src: 0"),
@@ -456,17 +417,3 @@ def test_paths_without_data(tmp_path, module):
     originals.write(tmp_path, {"input/train.src": b"1\n", "label/train.label": b"1\n"})
     with pytest.raises(ValueError, match=r"got no .*input/valid\.src"):
         module.prepare(tmp_path / "data", path=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_length": 0}, "max_length: expected an integer of at least 1"),
-        ({"seed": -1}, "seed: expected an integer of at least 0"),
-        ({"validation": "train"}, "expected one of holdout, test, got 'train'"),
-    ],
-)
-def test_wrong_settings(tmp_path, settings, message):
-    with pytest.raises(ValueError, match=message):
-        text.prepare(tmp_path, **settings)
-    assert not list(tmp_path.iterdir())

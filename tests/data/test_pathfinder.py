@@ -77,8 +77,6 @@ def test_easier_levels_come_first_and_leave_the_others_alone(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"size": 33}, "size: expected one of"),
-        ({"level": "hart"}, "did you mean 'hard'"),
         ({"num_test": 0}, "num_test: expected an integer of at least 1"),
         ({"seed": -1}, "seed: expected an integer of at least 0"),
         ({"processes": 0}, "processes: expected an integer of at least 1"),
@@ -213,13 +211,13 @@ def flipped(data):
 @pytest.mark.parametrize(
     "data",
     [
-        *(png((32, 32))[:-cut] for cut in (1, 4, 8, 12, 13, 20)),
+        *(png((32, 32))[:-cut] for cut in (1, 8, 13)),
         flipped(png((32, 32))),
         enlarged(30_000),
         enlarged(10_000),
         png((32, 32)) + bytes(10**6),
     ],
-    ids=[*(f"cut{i}" for i in range(6)), "flipped", "30000", "10000", "long"],
+    ids=[*(f"cut{i}" for i in range(3)), "flipped", "30000", "10000", "long"],
 )
 def test_a_damaged_or_large_image_is_one_line(release, tmp_path, data, recwarn):
     overwrite(release, data)
@@ -228,52 +226,25 @@ def test_a_damaged_or_large_image_is_one_line(release, tmp_path, data, recwarn):
     assert "\n" not in str(error.value) and not recwarn.list
 
 
+def overwrite_metadata(release, data, name="0"):
+    (level_of(release) / "metadata" / f"{name}.npy").write_bytes(data)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (
-            lambda r: edit(r, "imgs/2 sample_1.png 1"),
-            r"2.npy, line 2: .*columns, got 3",
-        ),
-        (
-            lambda r: edit(r, line(2, 1, 2)),
-            r"2.npy, line 2: .*label of 0 or 1, got '2'",
-        ),
-        (lambda r: edit(r, line(2, 0, 1)), r"line 2: expected the label 0, as before"),
-        (lambda r: edit(r, line(2, 99, 0)), r"line 2: .*image imgs/2/sample_99.png"),
-        (
-            lambda r: edit(r, line("../../..", 1, 0)),
-            r"line 2: expected an image imgs/../",
-        ),
-        (
-            lambda r: edit(r, "\0PNG \udcff".encode(errors="replace").decode()),
-            "columns",
-        ),
-        (lambda r: overwrite(r, png((33, 32))), r"sample_3.png: .*32 x 32.*\(33, 32\)"),
-        (lambda r: overwrite(r, png((32, 32, 3))), r"sample_3.png: expected a grey"),
-        (
-            lambda r: overwrite(r, png((32, 32))[:60]),
-            r"sample_3.png: expected a whole PNG",
-        ),
-        (lambda r: overwrite(r, b"hello"), r"sample_3.png: expected a whole PNG"),
-        (
-            lambda r: shutil.rmtree(level_of(r) / "metadata"),
-            "expected a folder with metadata/ and imgs/",
-        ),
-        (
-            lambda r: (level_of(r) / "metadata" / "x.npy").touch(),
-            "x.npy: expected a number for its name",
-        ),
-        (
-            lambda r: (level_of(r) / "metadata" / "0.npy").write_bytes(
-                b"\x93NUMPY\x01"
-            ),
-            "0.npy: expected a table of metadata",
-        ),
-        (
-            lambda r: (level_of(r) / "metadata" / "0.npy").write_bytes(b"\xff\xfe"),
-            "0.npy: expected a table of metadata",
-        ),
+        (lambda r: edit(r, "imgs/2 sample_1.png 1"), "2.npy, line 2: .*got 3"),
+        (lambda r: edit(r, line(2, 1, 2)), "line 2: .*label of 0 or 1, got '2'"),
+        (lambda r: edit(r, line(2, 0, 1)), "line 2: expected the label 0, as before"),
+        (lambda r: edit(r, line(2, 99, 0)), "line 2: .*image imgs/2/sample_99.png"),
+        (lambda r: edit(r, line("../../..", 1, 0)), "expected an image imgs/../"),
+        (lambda r: overwrite(r, png((33, 32))), r"sample_3.png: .*\(33, 32\)"),
+        (lambda r: overwrite(r, png((32, 32, 3))), "sample_3.png: expected a grey"),
+        (lambda r: overwrite(r, b"hello"), "sample_3.png: expected a whole PNG"),
+        (lambda r: shutil.rmtree(level_of(r) / "metadata"), "metadata/ and imgs/"),
+        (lambda r: overwrite_metadata(r, b"", "x"), "x.npy: expected a number"),
+        (lambda r: overwrite_metadata(r, b"\x93NUMPY\x01"), "0.npy: expected a table"),
+        (lambda r: overwrite_metadata(r, b"\xff\xfe"), "0.npy: expected a table"),
     ],
 )
 def test_what_is_wrong_with_a_release_is_said(release, tmp_path, spoil, message):

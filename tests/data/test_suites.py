@@ -351,33 +351,30 @@ def test_parts_have_widths_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("task", "changes", "message"),
+    ("task", "changes", "name"),
     [
-        ("mqar", {"vocab_size": 20}, "--data.vocab_size: expected at least 34, "),
-        ("mqar", {"train": "64/17:5"}, "--data.train: .*four times their 17 .* 64"),
-        ("mqar", {"test": "63/4:5"}, "--data.test: expected even .* got 63"),
-        ("mqar", {"test": "64-4"}, "--data.test: expected distinct .* got '64-4'"),
-        ("mqar", {"test": "64/4:1,64/4:2"}, "--data.test: expected distinct"),
-        ("mqar", {"train": "64/0:1"}, "--data.train: expected distinct .*64/0:1"),
-        ("mad-recall", {"vocab_size": 3}, "--data.vocab_size: .* got 3"),
-        ("mad-recall", {"length": 7}, "--data.length: expected an even .* got 7"),
-        ("mad-noisy-recall", {"noise_vocab": 30}, "vocab_size: .* 30 of noise, got 32"),
-        ("mad-noisy-recall", {"noise": 1.0}, "--data.noise: .* got 1"),
-        ("mad-fuzzy-recall", {"length": 12}, "--data.length: .* than 12,.* got 12"),
-        ("mad-fuzzy-recall", {"vocab_size": 6}, "--data.vocab_size: .* 7.* got 6"),
-        ("mad-memorise", {"vocab_size": 2}, "--data.vocab_size: .* got 2"),
-        ("mad-memorise", {"length": 5}, "--data.length: .* got 5"),
-        ("mad-compress", {"length": 1}, "--data.length: .* got 1"),
-        ("mad-selective-copy", {"length": 33}, "--data.length: .* 33 for 16 .* got 33"),
-        ("mad-selective-copy", {"vocab_size": 2}, "--data.vocab_size: .* got 2"),
-        ("parity", {"min_length": 2}, "--data.min_length: expected at least 3, got 2"),
-        ("parity", {"max_length": 2}, "--data.max_length: .*min_length=3, got 2"),
-        ("parity", {"test_max": 30}, "--data.test_max: .*test_min=40, got 30"),
-        ("s5", {"parts": "20,x"}, "--data.parts: expected distinct lengths .*'20,x'"),
-        ("needle", {"parts": "2"}, "--data.parts: .* at least 3.* got '2'"),
-        ("needle", {"vocab_size": 3}, "--data.vocab_size: .* got 3"),
+        ("mqar", {"vocab_size": 20}, "vocab_size"),
+        ("mqar", {"train": "64/17:5"}, "train"),
+        ("mqar", {"test": "63/4:5"}, "test"),
+        ("mqar", {"test": "64-4"}, "test"),
+        ("mqar", {"test": "64/4:1,64/4:2"}, "test"),
+        ("mad-recall", {"vocab_size": 3}, "vocab_size"),
+        ("mad-recall", {"length": 7}, "length"),
+        ("mad-noisy-recall", {"noise_vocab": 30}, "vocab_size"),
+        ("mad-noisy-recall", {"noise": 1.0}, "noise"),
+        ("mad-fuzzy-recall", {"length": 12}, "length"),
+        ("mad-fuzzy-recall", {"vocab_size": 6}, "vocab_size"),
+        ("mad-memorise", {"vocab_size": 2}, "vocab_size"),
+        ("mad-memorise", {"length": 5}, "length"),
+        ("mad-compress", {"length": 1}, "length"),
+        ("mad-selective-copy", {"length": 33}, "length"),
+        ("parity", {"min_length": 2}, "min_length"),
+        ("parity", {"max_length": 2}, "max_length"),
+        ("parity", {"test_max": 30}, "test_max"),
+        ("s5", {"parts": "20,x"}, "parts"),
+        ("needle", {"parts": "2"}, "parts"),
     ],
 )
-def test_settings_that_cannot_work(task, changes, message):
-    with pytest.raises(ValueError, match=message):
+def test_settings_that_cannot_work(task, changes, name):
+    with pytest.raises(ValueError, match=f"^--data.{name}: expected .*, got "):
         draw(task, **changes)
