@@ -22,6 +22,7 @@ from lra_jax.configs import Config, get_preset
 from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.training.console import RunConsole
 from lra_jax.training.result import Result
+from lra_jax.training.session import Session
 
 TRAIN = {
     "steps": 40,
@@ -114,6 +115,18 @@ class Closed(RunConsole):
     @property
     def broken(self) -> bool:
         return self._step == 7
+
+
+def steps_resumed(session: Session) -> list[int]:
+    """Lists the step that a session goes on from, once it has run."""
+    steps: list[int] = []
+
+    def line(text: str = "") -> None:
+        if text.startswith("resuming from step "):
+            steps.append(int(text.rpartition(" ")[2]))
+
+    session.console.line = line
+    return steps
 
 
 def flags(config: Config) -> list[str]:

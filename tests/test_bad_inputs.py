@@ -82,6 +82,7 @@ train --seed=-1 ~ --seed: expected 0 or a positive int, got -1
 train --seed=99999999999999999999 ~ --seed: expected a number of at most 2147483647
 train --seeds=0 ~ --seeds: expected 1 to 1000, got 0
 train --seeds=1001 ~ --seeds: expected 1 to 1000, got 1001
+train --dry_run --seeds=2 ~ --dry_run: expected one run
 train --coordinator=host:1 ~ --distributed: expected True
 train --train.steps=0 ~ --train.steps: expected a positive int, got 0
 train --train.steps=9 --train.warmup=9 ~ --train.warmup: expected less than

@@ -298,7 +298,6 @@ def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog):
     config = finished.config.replace(workdir=str(workdir))
     with Session(config, quiet=True) as session:
         result = session.run()
-        assert session.console.start == 30
     ours = [record for record in caplog.records if record.name.startswith("lra_jax")]
     (line,) = [record.getMessage() for record in ours]
     assert line.startswith(f"{newest}: expected a whole checkpoint, got ")

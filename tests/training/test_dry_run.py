@@ -84,17 +84,3 @@ def test_each_part_of_a_run_has_its_own_price(data_dir, dataset, tmp_path) -> No
     assert [name for _, name in parts] == ["pretraining", "training"]
     seconds = [float(one) for one, _ in parts]
     assert min(seconds) * 0.5 < float(mean) < max(seconds) * 2
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--dry-run=maybe"], "invalid choice 'maybe' for argument '--dry-run'"),
-        (["--dry-run", "False", "--train.steps=-4"], "--train.steps: expected a posi"),
-        (["--dry_run", "--seeds=2"], "--dry_run: expected one run, got --seeds=2"),
-    ],
-)
-def test_wrong_dry_runs(flags, words, capsys) -> None:
-    with pytest.raises(SystemExit) as end:
-        train.main(flags)
-    assert end.value.code == 2 and words in capsys.readouterr().err

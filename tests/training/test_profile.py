@@ -9,7 +9,12 @@ from lra_jax.training.profile import Profile
 
 
 def test_a_profile_and_the_curves_of_a_run(data_dir, tmp_path) -> None:
-    config = helpers.tiny(data_dir, tmp_path / "run", profile=True)
+    config = helpers.tiny(
+        *(data_dir, tmp_path / "run"),
+        train={"steps": 12, "eval_every": 12},
+        data=helpers.ONE_LENGTH,
+        profile=True,
+    )
     train.run(config, quiet=True)
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -16,7 +16,12 @@ def test_the_readmes_own_attention_trains(data_dir, tmp_path, monkeypatch, recwa
     (tmp_path / "mine.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     assert "--attention=mine:squared" in README.read_text()
-    config = helpers.tiny(data_dir, tmp_path / "run", attention="mine:squared")
+    config = helpers.tiny(
+        *(data_dir, tmp_path / "run"),
+        attention="mine:squared",
+        train={"steps": 4, "eval_every": 4, "warmup": 1},
+        data=helpers.ONE_LENGTH,
+    )
     result = train.run(config, quiet=True)
     assert result["attention"] == "mine:squared"
     assert result["steps"] == config.train.steps

@@ -117,14 +117,14 @@ def test_a_finished_run_needs_no_checkpoints(finished, tmp_path, monkeypatch):
 def test_the_default_directory_is_named_after_the_settings(
     data_dir, tmp_path, monkeypatch
 ):
-    from lra_jax.training.session import default_workdir
-
     monkeypatch.chdir(tmp_path)
-    plain = default_workdir(helpers.tiny(data_dir))
+    plain = sessions.default_workdir(helpers.tiny(data_dir))
     assert plain.parts[0] == "runs"
     assert plain.name.startswith("listops-cosformer-compact-seed0-")
-    assert plain != default_workdir(helpers.tiny(data_dir, model={"dropout": 0.2}))
-    assert default_workdir(helpers.tiny(data_dir, tmp_path)) == tmp_path
+    assert plain != sessions.default_workdir(
+        helpers.tiny(data_dir, model={"dropout": 0.2})
+    )
+    assert sessions.default_workdir(helpers.tiny(data_dir, tmp_path)) == tmp_path
 
 
 def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
@@ -138,13 +138,15 @@ def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
     longer = constant(data_dir, tmp_path / "run", 12)
     with Session(longer, quiet=True) as session, pytest.raises(Interrupted):
         session.console = helpers.Closed(12, quiet=True)
+        begun = helpers.steps_resumed(session)
         session.run()
-    assert session.console.start == 4
+    assert begun == [4]
     assert train.run(short, quiet=True) == first
     assert load_run(str(tmp_path / "run"), "last").step == 7
     with Session(longer, quiet=True) as session:
+        begun = helpers.steps_resumed(session)
         result = session.run()
-        assert session.console.start == 7
+    assert begun == [7]
     helpers.assert_equal_trees(session.trainer.state, unbroken)
     for name in ("test_loss_best", "test_loss_last", "best_step", "steps"):
         assert getattr(result, name) == getattr(wanted, name)
@@ -166,8 +168,9 @@ def test_a_longer_run_counts_a_best_checkpoint_again(data_dir, tmp_path):
     wanted = train.run(longer.replace(workdir=str(tmp_path / "whole")), quiet=True)
     (tmp_path / "run/checkpoints/latest/6/state/_METADATA").unlink()
     with Session(longer, quiet=True) as session:
+        begun = helpers.steps_resumed(session)
         result = session.run()
-        assert session.console.start == 4
+    assert begun == [4]
     scored, others = (
         [line for line in steps_and_losses(tmp_path / name) if line[1] == "valid"]
         for name in ("run", "whole")
@@ -200,8 +203,9 @@ def test_a_best_checkpoint_is_the_one_that_is_there(data_dir, tmp_path, monkeypa
         session.run()
     scores += [0.05, 0.02]
     with Session(config, quiet=True) as session:
+        begun = helpers.steps_resumed(session)
         result = session.run()
-        assert session.console.start == 4
+    assert begun == [4]
     assert result.best_step == load_run(str(tmp_path)).step == 8
     assert result.valid_accuracy_best == pytest.approx(5)
 
@@ -239,8 +243,9 @@ def test_a_run_goes_on_with_moved_data(table, tmp_path):
         session.run()
     shutil.rmtree(places[0])
     with Session(moved, quiet=True) as session:
+        begun = helpers.steps_resumed(session)
         result = session.run()
-        assert session.console.start == 7
+    assert begun == [7]
     helpers.assert_equal_trees(session.trainer.state, unbroken)
     assert result.test_loss_best == wanted.test_loss_best
     # Whatever reads the run afterwards finds the data, and its seals are whole.
@@ -272,21 +277,12 @@ def test_other_data_are_refused_wherever_they_are(table, tmp_path):
     assert written["data"]["path"] == "elsewhere"
 
 
-def test_a_result_names_the_commit_of_the_start(data_dir, tmp_path, monkeypatch):
-    """The checkout may move on while a run trains."""
+@pytest.mark.parametrize("then", ["then", None])
+def test_a_result_names_the_commit_of_the_start(data_dir, tmp_path, monkeypatch, then):
+    """The checkout may move on while a run trains; outside of one there is none."""
     train = {"steps": 1, "eval_every": 1, "warmup": 0}
     config = helpers.tiny(data_dir, tmp_path / "run", train=train)
-    monkeypatch.setattr(sessions, "commit", lambda: "then")
+    monkeypatch.setattr(sessions, "commit", lambda: then)
     with Session(config, quiet=True) as run:
         monkeypatch.setattr(sessions, "commit", lambda: "now")
-        assert run.run().commit == "then"
-
-
-def test_a_result_outside_of_a_checkout_names_no_commit(
-    data_dir, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(sessions, "commit", lambda: None)
-    train = {"steps": 1, "eval_every": 1, "warmup": 0}
-    config = helpers.tiny(data_dir, tmp_path / "run", train=train)
-    with Session(config, quiet=True) as run:
-        assert run.run().commit is None
+        assert run.run().commit == then

@@ -109,18 +109,9 @@ def test_kernels_split_the_batch(data_dir, tmp_path, monkeypatch) -> None:
     ("changes", "message"),
     [
         ({"attention": "softmax"}, r"linear, cosformer, flow.*got 'softmax'"),
-        (
-            {"model": {"padding": "zeros"}},
-            r"--model.padding: expected lengths with .*=2, got zeros",
-        ),
-        (
-            {"train": {"seq_devices": 0}},
-            r"--train.seq_devices: expected a positive int, got 0",
-        ),
-        (
-            {"process_id": 1},
-            r"--distributed: expected True with --process_id, got False",
-        ),
+        ({"model": {"padding": "zeros"}}, "--model.padding: .* got zeros"),
+        ({"train": {"seq_devices": 0}}, "--train.seq_devices: .* got 0"),
+        ({"process_id": 1}, "--distributed: expected True with --process_id"),
     ],
 )
 def test_what_cannot_be_split(data_dir, changes, message) -> None:
@@ -234,10 +225,10 @@ def test_devices_exchange_only_gradients(task, attention, model, monkeypatch) ->
         assert not EXCHANGES.findall(step.compile().as_text())
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
-def test_calls_on_several_devices_never_wait_for_each_other(devices) -> None:
+def test_calls_on_several_devices_never_wait_for_each_other() -> None:
     """Without a wait, XLA aborts: programs of one device occupy all threads."""
     flags = "--xla_cpu_collective_call_terminate_timeout_seconds=20"
+    devices = 8
     ended = helpers.run(many_calls.__file__, f"{devices}", "100", XLA_FLAGS=flags)
     assert ended.returncode == 0, ended.stderr
     # Rows of a batch are equal: each goes through the same three lines.

@@ -55,10 +55,7 @@ NOTHING = r"error: interrupted; to resume: python -m lra_jax\.train --task"
 SAVED = r"saved step {step} in .*; to resume: python -m lra_jax\.train --task"
 MOMENTS = {
     "first imports": ("argparse", "", "error: interrupted"),
-    "jax": ("jax", "", NOTHING),
     "data": ("lra_jax.data.listops_trees", "iterate", NOTHING),
-    "model": (TRAINER, "init_state", NOTHING),
-    "before the first step": (LOOP, "sharding.shard_batch", NOTHING),
     "a report": (LOOP, "_Loop.report", SAVED.format(step=4)),
     "an evaluation": (TRAINER, "Trainer.evaluate", SAVED.format(step=10)),
     "a save": (CHECKPOINTS, "Checkpoints.save_latest", SAVED.format(step=10)),
@@ -95,7 +92,6 @@ def test_a_signal_at_a_moment(data_dir, dataset, finished, tmp_path, moment):
     "command",
     [
         ["lra_jax.evaluate", "--workdir={finished}"],
-        ["lra_jax.attention"],
         ["lra_jax.data", "describe", "--data.dir={data}"],
     ],
 )

@@ -156,28 +156,24 @@ def test_training_goes_on_without_a_service_that_dies(data_dir, tmp_path, calls)
     assert calls()[-1][0] == "define_metric"
 
 
-def test_without_a_login(data_dir, tmp_path, calls, capsys):
-    config = helpers.tiny(data_dir, tmp_path / "run", wandb="closed")
+@pytest.mark.parametrize(
+    ("project", "package", "got"),
+    [
+        ("closed", STAND_IN, "a project"),
+        ("mine", None, "the package wandb, from: python -m pip install wandb"),
+        ("mine", "import no_such_part_of_it\n", "a whole installation of wandb"),
+    ],
+    ids=["no login", "no package", "half a package"],
+)
+def test_what_cannot_begin_there(
+    data_dir, tmp_path, calls, capsys, monkeypatch, project, package, got
+):
+    if package is None:
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    else:
+        (tmp_path / "wandb.py").write_text(package)
+    config = helpers.tiny(data_dir, tmp_path / "run", wandb=project)
     with pytest.raises(SystemExit) as stop:
         train.main(helpers.flags(config))
-    parts = ("--wandb: expected a project", "WANDB_MODE=offline, got no API key log in")
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *parts)
-
-
-def test_without_the_package(data_dir, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    config = helpers.tiny(data_dir, tmp_path / "run", wandb="mine")
-    with pytest.raises(SystemExit) as stop:
-        train.main(helpers.flags(config))
-    part = "--wandb: expected the package wandb, from: python -m pip install wandb"
+    part = f"--wandb: expected {got}"
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
-    assert not (tmp_path / "run").exists()
-
-
-def test_half_an_installation(data_dir, tmp_path, calls, capsys):
-    (tmp_path / "wandb.py").write_text("import no_such_part_of_it\n")
-    config = helpers.tiny(data_dir, tmp_path / "run", wandb="mine")
-    with pytest.raises(SystemExit) as stop:
-        train.main(helpers.flags(config))
-    parts = ("--wandb: expected a whole installation of wandb, got No module named",)
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *parts)
