@@ -20,10 +20,9 @@ the reason. Peers: pip install attnax torch einops, without their dependencies
 fla-core, flash-linear-attention, linear-attention-transformer with what it imports, and
 pytorch-fast-transformers, which compiles C++ (--no-build-isolation; no nvcc on PATH).
 
-jax and torch run in a process each, this script with ``--worker``, so the idle threads
-of one never spin during the work of the other. A worker reads a request a line and
-answers with a line, both JSON. A peer takes its arrays in the layout that it prefers,
-so no transposition is counted against it.
+jax and torch run in a process each, so the idle threads of one never spin during the
+work of the other. A peer takes its arrays in the layout that it prefers, so no
+transposition is counted against it.
 """
 
 import ctypes
@@ -31,15 +30,15 @@ import functools
 import gc
 import importlib.metadata
 import importlib.util
-import json
+import multiprocessing
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +59,8 @@ MAX_SECONDS, MAX_MB = 4.0, 8e3
 BUDGET_SECONDS = 1.0
 # A run shorter than this is timed after an untimed one.
 WARM_SECONDS = 0.1
-ALLOCATORS = {"default": {"LRA_JAX_ALLOCATOR": "system"}, "tuned": {}}
+_TUNED = ":".join(f"glibc.malloc.{k}={v}" for k, v in runtime.tunables().items())
+ALLOCATORS = {"default": {}, "tuned": {"GLIBC_TUNABLES": _TUNED}}
 # Large buffers come from the system and return to it, so that the peak is the demand.
 MEASURING = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}
 
@@ -255,81 +255,79 @@ def choose(peers: str) -> list[str]:
     return [name for name in FORMS if name not in known or name in names]
 
 
-class Worker:
-    """Answers requests for one library; keeps the compiled forms of one length."""
+# What follows, up to `Workers`, runs in the process of a library.
 
-    def __init__(self, library: str):
-        self.library = library
-        self.functions: dict[str, Function] = {}
-        self.arrays: dict[tuple[int, bool], list[Any]] = {}
-        self.runs: dict[tuple[str, bool], Callable[[], Any]] = {}
 
-    def ready(self, form: str, length: int, gradient: bool) -> Row:
-        """Compiles a form and runs it once; returns the seconds of that run."""
-        self._compile(form, length, gradient)
-        return self.time(form, gradient)
+@functools.cache
+def _function(name: str) -> Function:
+    return EVERY[name].make()
 
-    def time(self, form: str, gradient: bool, warm: bool = False) -> Row:
-        """Seconds of one run, after an untimed one if ``warm``.
 
-        The untimed run refills the caches, which another process has used meanwhile,
-        and outlasts that process's threads, which keep spinning for a while.
-        """
-        run = self.runs[form, gradient]
-        if warm:
-            run()
-        start = time.perf_counter()
-        results = run()
-        seconds = time.perf_counter() - start
-        del results
-        return {"seconds": seconds}
+@functools.cache
+def _arrays(library: str, length: int, heads_first: bool) -> list[Any]:
+    """Query, key, value and the output's cotangent, `[1, T, N, H]`."""
+    rng = np.random.default_rng(0)
+    shape = 1, length, HEADS, HEAD_DIM
+    arrays = [rng.standard_normal(shape, np.float32) for _ in range(4)]
+    if heads_first:
+        arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays]
+    return (_jax_arrays if library == "jax" else _torch_arrays)(arrays)
 
-    def drop(self) -> Row:
-        """Frees the compiled forms and the arrays."""
-        self.runs.clear()
-        self.arrays.clear()
-        gc.collect()
-        return {}
 
-    def memory(self, form: str, length: int, gradient: bool) -> Row:
-        """The growth of the resident peak during one run, in megabytes, with and
-        without the results, and its seconds; None where the system does not say."""
-        run = self._compile(form, length, gradient)
-        gc.collect()
-        before, start = _reset_peak(), time.perf_counter()
-        results = run()
-        seconds, peak = time.perf_counter() - start, _status("VmHWM")
-        size = sum(x.nbytes for x in results)
-        del run, results
-        self.drop()
-        growth = extra = None
-        if before is not None and peak is not None:
-            growth, extra = (round((peak - before - x) / 1e6, 1) for x in (0, size))
-        return {"growth_mb": growth, "extra_mb": extra, "seconds": seconds}
+@functools.cache
+def _prepare(name: str, length: int, gradient: bool) -> Callable[[], Any]:
+    """A compiled form; the caches keep those of one length."""
+    form = EVERY[name]
+    run = _jax_run if form.library == "jax" else _torch_run
+    arrays = _arrays(form.library, length, form.heads_first)
+    return run(_function(name), arrays, gradient)
 
-    def save(self, form: str, length: int, file: str) -> Row:
-        """Writes output and gradients, `[B, T, N, H]`."""
-        arrays = [np.asarray(x) for x in self._compile(form, length, True)()]
-        if EVERY[form].heads_first:
-            arrays = [np.swapaxes(x, 1, 2) for x in arrays]
-        np.savez(file, *arrays)
-        return self.drop()
 
-    def _compile(self, name: str, length: int, gradient: bool) -> Callable[[], Any]:
-        form = EVERY[name]
-        if name not in self.functions:
-            self.functions[name] = form.make()
-        place = length, form.heads_first
-        is_jax = self.library == "jax"
-        if place not in self.arrays:
-            arrays = _inputs(length)
-            if form.heads_first:
-                arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays]
-            self.arrays[place] = (_jax_arrays if is_jax else _torch_arrays)(arrays)
-        prepare = _jax_run if is_jax else _torch_run
-        run = prepare(self.functions[name], self.arrays[place], gradient)
-        self.runs[name, gradient] = run
-        return run
+def take_time(name: str, length: int, gradient: bool, warm: bool = False) -> float:
+    """Seconds of one run, after an untimed one if ``warm``.
+
+    The untimed run refills the caches, which another process has used meanwhile, and
+    outlasts that process's threads, which keep spinning for a while.
+    """
+    run = _prepare(name, length, gradient)
+    if warm:
+        run()
+    start = time.perf_counter()
+    results = run()
+    seconds = time.perf_counter() - start
+    del results
+    return seconds
+
+
+def drop() -> None:
+    """Frees the compiled forms and the arrays."""
+    _prepare.cache_clear()
+    _arrays.cache_clear()
+    gc.collect()
+
+
+def take_memory(name: str, length: int, gradient: bool) -> Row:
+    """The growth of the resident peak during one run, in megabytes, with and without
+    the results, and its seconds; None where the system does not say."""
+    run = _prepare(name, length, gradient)
+    gc.collect()
+    before, start = _reset_peak(), time.perf_counter()
+    results = run()
+    seconds, peak = time.perf_counter() - start, _status("VmHWM")
+    size = sum(x.nbytes for x in results)
+    del run, results
+    drop()
+    growth = extra = None
+    if before is not None and peak is not None:
+        growth, extra = (round((peak - before - x) / 1e6, 1) for x in (0, size))
+    return {"growth_mb": growth, "extra_mb": extra, "seconds": seconds}
+
+
+def take_outputs(name: str, length: int) -> list[np.ndarray]:
+    """Output and gradients, `[1, T, N, H]`."""
+    arrays = [np.asarray(x) for x in _prepare(name, length, True)()]
+    drop()
+    return [x.swapaxes(1, 2) for x in arrays] if EVERY[name].heads_first else arrays
 
 
 def _jax_arrays(arrays: list[np.ndarray]) -> list[Any]:
@@ -379,13 +377,6 @@ def _torch_run(function: Function, arrays: list[Any], gradient: bool) -> Any:
     return both if gradient else forward
 
 
-def _inputs(length: int) -> list[np.ndarray]:
-    """Query, key, value and the output's cotangent, `[1, T, N, H]`."""
-    rng = np.random.default_rng(0)
-    shape = 1, length, HEADS, HEAD_DIM
-    return [rng.standard_normal(shape, np.float32) for _ in range(4)]
-
-
 def _reset_peak() -> int | None:
     """Resets the peak of the resident memory; returns the bytes resident now."""
     try:
@@ -403,24 +394,6 @@ def _status(name: str) -> int | None:
     return 1024 * int(entry[1]) if entry else None
 
 
-def serve(library: str) -> None:
-    """Answers until the end of the input."""
-    runtime.tune_allocator()
-    # A library's own output must not mix with the answers.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    worker = Worker(library)
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = getattr(worker, request.pop("do"))(**request)
-        except Exception as error:  # The parent decides what it means.
-            first = f"{type(error).__name__}: {error}".splitlines()[0]
-            absent = isinstance(error, ImportError)
-            answer = {"error": re.sub(r"(?:/[^/\s]+)+/", "", first), "absent": absent}
-        print(json.dumps(answer), file=answers)
-
-
 class Workers:
     """One process for each library, all with the same environment."""
 
@@ -432,60 +405,63 @@ class Workers:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             **environment,
         }
-        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.pools: dict[str, ProcessPoolExecutor] = {}
 
-    def ask(self, do: str, library: str, fails: bool = False, **request: Any) -> Row:
-        """Sends a request; if it may fail, the answer may have "error"."""
-        if library not in self.processes:
-            self.processes[library] = subprocess.Popen(
-                [sys.executable, __file__, f"--worker={library}"],
-                env=self.environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        process = self.processes[library]
-        assert process.stdin is not None and process.stdout is not None
-        print(json.dumps({"do": do, **request}), file=process.stdin, flush=True)
-        line = process.stdout.readline()
-        if line:
-            answer = json.loads(line)
-        else:
-            self.processes.pop(library)
-            answer = {"error": f"the process ended with {process.wait()}"}
-        if "error" in answer and not fails:
-            raise RuntimeError(answer["error"])
-        return answer
+    def run(self, function: Callable[..., Any], name: str, *args: Any) -> Any:
+        """Calls a function of a form in the process of its library."""
+        library = EVERY[name].library
+        if library not in self.pools:
+            context = multiprocessing.get_context("spawn")
+            self.pools[library] = ProcessPoolExecutor(1, context)
+        before = dict(os.environ)
+        os.environ.clear()
+        os.environ.update(self.environment)  # The first call starts the process.
+        try:
+            return self.pools[library].submit(function, name, *args).result()
+        except BrokenExecutor:
+            self.pools.pop(library)
+            raise
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def drop(self) -> None:
+        """Frees what the processes keep."""
+        for pool in self.pools.values():
+            pool.submit(drop).result()
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes.values():
-            process.communicate()
+        for pool in self.pools.values():
+            pool.shutdown()
+
+
+def _describe(error: Exception) -> str:
+    """The first line of an error, without paths of this machine."""
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    return re.sub(r"(?:/[^/\s]+)+/", "", first)
 
 
 def check(names: list[str], length: int, cache: str) -> dict[str, Row]:
     """Each form's largest error, of output and gradients, relative to their maxima; or
     why it is absent."""
     rows: dict[str, Row] = {}
-    references: dict[str, list[np.ndarray]] = {}
-    with Workers({}, cache) as workers, tempfile.TemporaryDirectory() as folder:
-        request = {"length": length, "file": str(Path(folder, "arrays.npz"))}
+    with Workers({}, cache) as workers:
+        exact = {
+            name: workers.run(take_outputs, f"dense {name}", length)
+            for name in dict.fromkeys(FORMS[name].computes for name in names)
+        }
         for name in names:
             form = FORMS[name]
             row = rows[name] = {"title": form.title, "exact": form.exact}
-            if form.computes not in references:
-                workers.ask("save", "jax", form=f"dense {form.computes}", **request)
-                references[form.computes] = _arrays(request["file"])
-            answer = workers.ask("save", form.library, fails=True, form=name, **request)
-            if answer.get("absent"):
-                row["absent"] = answer["error"]
-            elif "error" in answer:
-                raise RuntimeError(f"{form.title}: {answer['error']}")
+            try:
+                arrays = workers.run(take_outputs, name, length)
+            except ImportError as error:
+                row["absent"] = _describe(error)
             else:
-                arrays, exact = _arrays(request["file"]), references[form.computes]
-                pairs = zip(arrays, exact, strict=True)
+                pairs = zip(arrays, exact[form.computes], strict=True)
                 error = max(float(abs(x - y).max() / abs(y).max()) for x, y in pairs)
                 ours = form.package == "lra-jax"
                 version = importlib.metadata.version
@@ -494,11 +470,6 @@ def check(names: list[str], length: int, cache: str) -> dict[str, Row]:
                 row["error"] = float(f"{error:.1e}")
             print(*row.values())
     return rows
-
-
-def _arrays(file: str) -> list[np.ndarray]:
-    with np.load(file) as arrays:
-        return [arrays[name] for name in arrays]
 
 
 def expected(figure: float, length: int, longer: int, growth: int) -> float:
@@ -538,20 +509,18 @@ def measure_memory(names: list[str], lengths: list[int], cache: str) -> list[Row
         form = FORMS[name]
         with Workers(MEASURING, cache) as workers:
             for which, gradient in PASSES.items():
-                request = {"form": name, "gradient": gradient}
                 # A first run also loads code.
-                workers.ask("memory", form.library, length=256, **request)
+                workers.run(take_memory, name, 256, gradient)
                 last = None
                 for length in lengths:
                     reason = refusal(form, length, last, seconds.get((which, length)))
-                    answer: Row = {"error": reason}
+                    answer: Row = {"stopped": reason}
                     if reason is None:
-                        answer = workers.ask(
-                            "memory", form.library, fails=True, length=length, **request
-                        )
-                    if "error" in answer:
-                        answer = {"stopped": answer["error"]}
-                    elif name == "linear":
+                        try:
+                            answer = workers.run(take_memory, name, length, gradient)
+                        except Exception as error:  # The row tells it.
+                            answer = {"stopped": _describe(error)}
+                    if name == "linear" and "seconds" in answer:
                         seconds[which, length] = answer["seconds"]
                     last = {"pass": which, "length": length, "form": name, **answer}
                     rows.append(last)
@@ -563,23 +532,19 @@ def measure_times(
     cases: list[tuple[str, str]], length: int, repeats: int, workers: Workers
 ) -> dict[tuple[str, str], list[float]]:
     """The seconds of every run of the cases of one length, in rounds."""
-    first: dict[tuple[str, str], float] = {}
-    for name, which in cases:
-        request: Row = {"form": name, "gradient": PASSES[which]}
-        answer = workers.ask("ready", FORMS[name].library, length=length, **request)
-        first[name, which] = answer["seconds"]
+    first = {
+        (name, which): workers.run(take_time, name, length, PASSES[which])
+        for name, which in cases
+    }
     times: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
     for number in range(repeats):
         for (name, which), runs in rotate(list(times.items()), number):
             # At least two; the first run shows how long one takes.
-            if number >= 2 and number * first[name, which] > BUDGET_SECONDS:
-                continue
-            request = {"form": name, "gradient": PASSES[which]}
-            request["warm"] = first[name, which] < WARM_SECONDS
-            answer = workers.ask("time", FORMS[name].library, **request)
-            runs.append(answer["seconds"])
-    for library in workers.processes:
-        workers.ask("drop", library)
+            if number < 2 or number * first[name, which] <= BUDGET_SECONDS:
+                warm = first[name, which] < WARM_SECONDS
+                gradient = PASSES[which]
+                runs.append(workers.run(take_time, name, length, gradient, warm))
+    workers.drop()
     return times
 
 
@@ -653,12 +618,8 @@ def draw(report: Row) -> Any:
 def main() -> None:
     """The command line."""
     about = (__doc__ or "").partition("\n")[0]
-    parser = flags(
-        about, lengths=None, repeats=0, quick=False, peers="all", worker=None
-    )
+    parser = flags(about, lengths=None, repeats=0, quick=False, peers="all")
     options = parser.parse_args()
-    if options.worker:
-        return serve(options.worker)
     lengths = [1024 << power for power in range(0, 7, 2 if options.quick else 1)]
     if options.lengths:
         lengths = sorted(map(int, options.lengths.split(",")))
