@@ -150,19 +150,17 @@ def test_what_a_run_does_not_have(args, parts, workdir, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("args", "parts"),
+    ("args", "part"),
     [
-        (["spectrum", "--attention=fnet", "--length=8"], ["fnet"]),
-        (["spectrum", "--network=xlnet", "--length=8"], ["xlnet", "bert or albert"]),
-        (["spectrum", "--length=600"], ["length", "600"]),
-        (["paths", "--attention=linformer"], ["--attention", "linformer"]),
+        (["spectrum", "--attention=fnet", "--length=8"], "fnet"),
+        (["spectrum", "--network=xlnet", "--length=8"], "bert or albert"),
+        (["spectrum", "--length=600"], "length"),
     ],
 )
-def test_one_line_for_what_cannot_work(args, parts, tmp_path, capsys, small_networks):
+def test_one_line_for_what_cannot_work(args, part, tmp_path, capsys, small_networks):
     with pytest.raises(SystemExit) as stop:
         analyze.main([*args, f"--out={tmp_path / 'out'}"])
-    error = capsys.readouterr().err
-    helpers.assert_one_error(stop.value.code, error, 2, *parts)
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, part)
 
 
 def test_config_of_another_kind(tmp_path):

@@ -97,24 +97,6 @@ def test_ctrl_c_says_one_line_and_keeps_what_is_there(tmp_path) -> None:
     assert read(tmp_path)["parts"] == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "wanted"),
-    [
-        ((), ["--out: expected a folder for --view=accelerator", "None"]),
-        (("--out=x.json",), ["--out: expected a folder", "'x.json'"]),
-        (("--out=x", "--part=tims"), ["--part", "did you mean 'times'"]),
-        (("--out=FILE/x",), ["FILE"]),
-    ],
-)
-def test_bad_flags(capsys, tmp_path, monkeypatch, flags, wanted) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("FILE").touch()
-    with pytest.raises(SystemExit) as stop:
-        benchmark.main(["--view=accelerator", *flags])
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *wanted)
-    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
-
-
 def test_a_python_caller_is_told_that_it_is_a_command() -> None:
     with pytest.raises(ValueError, match="view: expected any other than accelerator"):
         benchmark.run(config("x"))

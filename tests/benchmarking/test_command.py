@@ -5,7 +5,6 @@ import re
 import signal
 
 import helpers
-import pytest
 
 from lra_jax import benchmark
 from lra_jax.benchmarking.programs import Program
@@ -21,35 +20,6 @@ def outcome(capsys, *args: str) -> tuple[object, str, str]:
     except SystemExit as stop:
         code = stop.code
     return code, *capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("flags", "parts"),
-    [
-        ("--attention=linaer", ["'linaer'", "did you mean 'linear'"]),
-        ("--attention=linear,", ["--attention", "'linear,'"]),
-        ("--attention=linear,linear", ["--attention", "different"]),
-        ("--lengths=1M", ["--lengths", "'1M'"]),
-        ("--lengths=0", ["--lengths", "'0'"]),
-        ("--work=", ["--work", "got ''"]),
-        ("--dtypes=", ["--dtypes", "got ''"]),
-        ("--view=linformer --features=", ["--features", "got ''"]),
-        ("--dtypes=float64", ["--dtypes", "'float64'", "bfloat16"]),
-        ("--view=lra --work=decode", ["--work", "--view=lra", "'decode'"]),
-        ("--view=lro", ["--view", "'lro'"]),
-        ("--max-seconds=nan", ["--max_seconds", "nan"]),
-        ("--max-gb=0", ["--max_gb", "0"]),
-        ("--out=FILE/x", ["FILE"]),
-        ("--length=3", ["--length: expected a flag", "did you mean '--lengths'"]),
-    ],
-)
-def test_errors(capsys, tmp_path, flags, parts) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    flags, *parts = (text.replace("FILE", str(file)) for text in (flags, *parts))
-    code, out, err = outcome(capsys, *flags.split())
-    helpers.assert_one_error(code, err, 2, *parts)
-    assert out == ""
 
 
 def test_no_picture(capsys, tmp_path) -> None:

@@ -32,29 +32,14 @@ def test_the_page_shows_all(
     ("line", "part"),
     [
         ("empty", "expected run directories"),
-        ("none", "does not exist"),
-        ("file", "a file"),
         ("only", "expected finished runs"),
         ("broken", "config.json: expected JSON"),
-        ("--out=x", "RUNS: expected at least one folder of runs, got none"),
-        ("nope nope", "RUNS: expected a folder of runs, got nope, which does not"),
-        ("empty --outs=x", "--outs: expected a flag, got an unknown one; did you"),
-        ("empty --out", "--out"),
         ("only --format=htm", "--format: expected one of html, md,"),
         ("fine --out=file", "--out: expected a folder that can be written, got"),
-        (
-            "fine --out=file --format=csv",
-            "--out: expected a folder that can be written",
-        ),
+        ("fine --out=file --format=csv", "--out: expected a folder that can be"),
     ],
 )
-def test_errors_are_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    part: str,
-) -> None:
+def test_errors_are_one_line(tmp_path, monkeypatch, capsys, line, part) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("file").touch()

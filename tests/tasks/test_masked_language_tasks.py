@@ -212,13 +212,7 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
     lines = [f"{text}\t{'bad' in text}" for text in texts * 5]
     source.write_text("\n".join(["text\tlabel", *lines]))
     if reviews:
-        source = tmp_path / "aclImdb"
-        for number in range(20):
-            for split in ("train", "valid", "test"):
-                for index, label in enumerate(("pos", "neg")):
-                    file = source / split / label / f"{number}_1.txt"
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_text(texts[index])
+        source = write_reviews(tmp_path / "aclImdb", *texts[:2])
     checkpoint = tmp_path / "m.safetensors"
     config = _finetuning(source, checkpoint, tmp_path / "run")
     config = config.replace(data={"dir": str(tmp_path / "data")})
@@ -245,17 +239,23 @@ def test_texts_are_read_in_the_vocabulary_of_the_checkpoint(kind, reviews, tmp_p
     assert made.encoder.vocab_size == vocabulary.size
 
 
+def write_reviews(folder: Path, *texts: str) -> Path:
+    """Twenty positive and negative reviews in each split."""
+    for split in ("train", "valid", "test"):
+        for label, text in zip(("pos", "neg"), texts, strict=True):
+            place = folder / split / label
+            place.mkdir(parents=True)
+            for number in range(20):
+                (place / f"{number}_1.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
 def test_a_review_may_be_cut_within_a_character(tmp_path):
     """512 bytes are read for 32 tokens: the last one is the first of two."""
-    for number in range(20):
-        for split in ("train", "valid", "test"):
-            for label in ("pos", "neg"):
-                file = tmp_path / "aclImdb" / split / label / f"{number}_1.txt"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text("a" + "\u00e9" * 300, encoding="utf-8")
+    reviews = write_reviews(tmp_path / "aclImdb", *["a" + "\u00e9" * 300] * 2)
     dataset: Any = prepare(
         str(tmp_path / "data"),
-        path=str(tmp_path / "aclImdb"),
+        path=str(reviews),
         max_length=32,
         vocabulary=vocabularies.Words.of([b"a"]),
     )
@@ -265,23 +265,11 @@ def test_a_review_may_be_cut_within_a_character(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"attention": "softmax"},
-            "mechanism: expected linear, of the checkpoint",
-        ),
+        ({"attention": "softmax"}, "mechanism: expected linear, of the checkpoint"),
         ({"model": {"mlp_dim": 8}}, "mlp_dim: expected 16, of the checkpoint"),
-        (
-            {"model": {"attention_options": "eps=0.1"}},
-            "options: expected none, of the checkpoint",
-        ),
-        (
-            {"model": {"pooling": "cls"}},
-            "cls_token: expected False, of the checkpoint",
-        ),
-        (
-            {"data": {"checkpoint": "nowhere"}},
-            "--data.checkpoint: expected a run directory",
-        ),
+        ({"model": {"attention_options": "eps=0.1"}}, "options: expected none, of"),
+        ({"model": {"pooling": "cls"}}, "cls_token: expected False, of the checkpoint"),
+        ({"data": {"checkpoint": "nowhere"}}, "--data.checkpoint: expected a run"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp_path):
@@ -405,37 +393,34 @@ def test_labels_keep_their_words(table, tmp_path):
     assert get_task("finetune").prepare(config.data).fingerprint != dataset.fingerprint
 
 
-@pytest.mark.parametrize(
-    "name", ["t.csv", "t.tsv.gz", "d/train.tsv", "d/test.tsv", "d/valid.tsv"]
-)
-def test_files_of_another_kind(name, tmp_path):
-    file = tmp_path / name
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
-    path = file if file.suffix in (".csv", ".gz") else file.parent
-    kind = "an uncompressed" if file.suffix == ".gz" else "a"
-    wanted = f"^--data.path: expected {kind} .tsv table, a folder"
-    with pytest.raises(ValueError, match=wanted):
-        prepare(path=str(path))
+TABLE = "text\tlabel\nx\t0\ny\t1\nz\t1\n"
+
+
+def write_tables(folder: Path, **tables: str | bytes) -> Path:
+    for name, text in tables.items():
+        content = text if isinstance(text, bytes) else text.encode()
+        (folder / f"{name}.tsv").write_bytes(content)
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("name", "got"),
-    [("reviews.tsv", "whose only tables are reviews.tsv"), ("a.csv", "without any")],
+    ("names", "path", "got"),
+    [
+        (["t.csv"], "t.csv", "a .tsv table, a folder"),
+        (["t.tsv.gz"], "t.tsv.gz", "an uncompressed .tsv table, a folder"),
+        (["train.tsv"], "", "a .tsv table, a folder"),
+        (["test.tsv"], "", "a .tsv table, a folder"),
+        # The error is not about the IMDb reviews alone.
+        (["reviews.tsv"], "", ".*, got .*, whose only tables are reviews.tsv"),
+        (["a.csv"], "", ".*, got .*, without any"),
+        (["train.tsv", "test.tsv", "dev.tsv"], "", ".*no other table.*dev.tsv"),
+    ],
 )
-def test_a_folder_without_tables_of_splits(name, got, tmp_path):
-    """The error is not about the IMDb reviews alone."""
-    (tmp_path / name).write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
-    wanted = f"^--data.path: expected a .tsv table, a folder .*, {got}$"
-    with pytest.raises(ValueError, match=wanted):
-        prepare(path=str(tmp_path))
-
-
-def test_a_table_that_nothing_would_read(tmp_path):
-    for name in ("train", "test", "dev"):
-        (tmp_path / f"{name}.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
-    with pytest.raises(ValueError, match=r"^--data.path: .*no other table.*dev.tsv"):
-        prepare(path=str(tmp_path))
+def test_files_of_another_kind(names, path, got, tmp_path):
+    for name in names:
+        (tmp_path / name).write_text(TABLE)
+    with pytest.raises(ValueError, match=f"^--data.path: expected {got}"):
+        prepare(path=str(tmp_path / path))
 
 
 def test_quotation_marks_are_said_to_be_kept(tmp_path, caplog):
@@ -450,19 +435,17 @@ def test_quotation_marks_are_said_to_be_kept(tmp_path, caplog):
     assert "2 cells are in quotation marks" in caplog.text
 
 
-def test_a_test_split_without_texts(tmp_path):
-    (tmp_path / "train.tsv").write_text("text\tlabel\nx\t0\ny\t1\nz\t1\n")
-    (tmp_path / "test.tsv").write_text("text\tlabel\nx\t0\nz\tnew\n")
-    wanted = r"test\.tsv, line 3: label: expected one of 0, 1, got 'new'"
-    with pytest.raises(ValueError, match=f"^--data.path: .*{wanted}"):
-        prepare(path=str(tmp_path))
-    (tmp_path / "test.tsv").write_bytes(b"text\tlabel\nx\t0\n\xffz\t1\n")
-    wanted = r"a table of UTF-8 text, got .*test\.tsv, line 3: "
-    with pytest.raises(ValueError, match=f"^--data.path: expected {wanted}"):
-        prepare(path=str(tmp_path))
-    (tmp_path / "test.tsv").write_text("text\tlabel\n")
-    wanted = r"^--data.path: expected texts after the first line, got none in .*test"
-    with pytest.raises(ValueError, match=wanted):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("text\tlabel\nx\t0\nz\tnew\n", r"test\.tsv, line 3: label: .* got 'new'"),
+        (b"text\tlabel\nx\t0\n\xffz\t1\n", r"UTF-8 text, got .*test\.tsv, line 3: "),
+        ("text\tlabel\n", "texts after the first line, got none in .*test"),
+    ],
+)
+def test_a_test_split_without_texts(text, message, tmp_path):
+    write_tables(tmp_path, train=TABLE, test=text)
+    with pytest.raises(ValueError, match=f"^--data.path: .*{message}"):
         prepare(path=str(tmp_path))
 
 
@@ -470,10 +453,8 @@ def test_a_test_split_without_texts(tmp_path):
     ("text", "message"),
     [
         ("", "a first line with the columns text and label, got none"),
-        ("text\nx", "a first line with the columns text and label, got 'text'"),
-        ("text\tlabel\ttext\nx\t1\ty", r"a first line .*, got 'text\\tlabel\\ttext'"),
+        ("text\tlabel\ttext\nx\t1\ty", "a first line"),
         ("text\tlabel\nx", "2 columns with text and label, got 'x' in line 2"),
-        ("text\tlabel\nx\t1\ny\t\nz\t2", r"2 columns with .*, got 'y\\t' in line 3"),
         ("text\tlabel\nx\t1\ny\t \nz\t2", r"2 columns with .*, got 'y\\t ' in line 3"),
         ("text\tlabel\nx\t1\ny\t1\nz\t1\n", r"two labels or more, got \['1'\]"),
     ],

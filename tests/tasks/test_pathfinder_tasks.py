@@ -9,7 +9,6 @@ import pytest
 from lra_jax import models, report, train
 from lra_jax.configs import get_preset
 from lra_jax.configs.pathfinder import SIZES
-from lra_jax.data import pathfinder
 from lra_jax.tasks import get_task
 from lra_jax.training.optimizer import make_schedule
 from lra_jax.training.session import Session
@@ -39,9 +38,7 @@ TRAIN = {
     ("task", "preset"),
     [
         ("pathfinder", "official"),
-        ("pathfinder64", "modern"),
         ("pathx", "compact"),
-        ("path256", "official"),
     ],
 )
 def test_a_run_from_beginning_to_end(task, preset, tmp_path):
@@ -63,13 +60,10 @@ def test_data_settings(task):
     for preset in ("compact", "official", "modern"):
         config = get_preset(task, preset)
         data: Any = config.data
-        assert (data.num_train, data.num_valid, data.num_test) == (
-            160_000,
-            20_000,
-            20_000,
-        )
+        sizes = data.num_train, data.num_valid, data.num_test
+        assert sizes == (160_000, 20_000, 20_000)
         assert config.model.max_length == SIZES[task] ** 2
-        whole = helpers.Sizes(160_000, 20_000, 20_000)
+        whole = helpers.Sizes(*sizes)
         assert get_task(task).is_official(data, whole)
         assert not get_task(task).is_official(data, helpers.Sizes(160_000, 20_000, 40))
         easy = config.replace(data={"level": "easy"})
@@ -96,68 +90,11 @@ def test_official_settings():
     assert linformer.model.attention_options.startswith("features=16,")
 
 
-@pytest.mark.parametrize(
-    ("flags", "parts"),
-    [
-        (
-            "--task=pathfinder32",
-            ["--task: expected one of", "did you mean 'pathfinder"],
-        ),
-        ("--task=pathfinder --preset=modem", ["did you mean 'modern'"]),
-        ("--task=pathfinder --data.level=hrad", ["--data.level", "'hrad'"]),
-        (
-            "--task=pathfinder --data.num-distractors=-1",
-            ["--data.num_distractors", "-1"],
-        ),
-        (
-            "--task=pathx --model.max-length=1024",
-            ["--model.max_length: expected at least 16384", "got 1024"],
-        ),
-        (
-            "--task=pathx --data.max-length=1024",
-            ["--data.max_length: expected a flag of --task=pathx"],
-        ),
-        ("--task=pathfinder --data.path=/no/such", ["/no/such", "does not exist"]),
-        (
-            "--task=pathfinder --data.num-test=0",
-            ["--data.num_test: expected a positive int, got 0"],
-        ),
-        (
-            "--task=pathfinder --preset=modern --model.norm=instance "
-            "--model.is-causal=True",
-            ["norm: expected 'layer' with is_causal"],
-        ),
-        (
-            "--task=pathfinder --preset=modern --model.patch=3",
-            ["patch: expected a divisor of both sides of 32 x 32", "got 3"],
-        ),
-        (
-            "--task=pathfinder --preset=compact --model.patch=2",
-            ["patch: expected 1 with inputs='embedding'"],
-        ),
-        (
-            "--task=listops --model.patch=2",
-            ["patch: expected 1 without images"],
-        ),
-        (
-            "--task=pathfinder --preset=modern --model.norm=group",
-            ["invalid choice 'group' for argument '--model.norm'"],
-        ),
-    ],
-)
-def test_errors(capsys, tmp_path, monkeypatch, flags, parts):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        train.main([f"--data.dir={tmp_path / 'data'}", *flags.split()])
-    out, err = capsys.readouterr()
-    helpers.assert_one_error(stop.value.code, err, 2, *parts)
-    assert out == "" and not list(tmp_path.iterdir())
-
-
-def test_levels_from_easy_to_hard_in_one_run(tmp_path):
-    """Also with a convolution over squares and a recurrence along both axes."""
+def test_levels_from_easy_to_hard_in_patches_in_one_run(tmp_path):
+    """Also with a convolution over squares and a recurrence along both axes; with a
+    score, predictions and a report's words."""
     parts = {"conv_grid": True, "short_conv": 3, "attention_options": "grid=true"}
-    parts |= {"norm": "instance"}
+    parts |= {"norm": "instance", "inputs": "linear", "patch": 2}
     config = get_preset("pathfinder", "modern", "hgrn").replace(
         workdir=str(tmp_path / "run"),
         train=TRAIN,
@@ -171,31 +108,16 @@ def test_levels_from_easy_to_hard_in_one_run(tmp_path):
         images = np.array([x["tokens"] for x in data.source("train")])
         easy, hard = np.split(images, 2)
         for step, batch in enumerate(session.trainer.data):
-            own = easy if step < 2 else hard
+            level = easy if step < 2 else hard
             for row in batch["tokens"]:
-                assert (row == own).all(1).any()
-    with Session(config, quiet=True) as session:
-        result = session.run()
-    assert not result.official_data
-
-
-def test_patches_in_one_run(tmp_path):
-    """With a score, predictions and a report's words."""
-    parts = {"conv_grid": True, "short_conv": 3, "attention_options": "grid=true"}
-    parts |= {"norm": "instance", "inputs": "linear", "patch": 2}
-    config = get_preset("pathfinder", "modern", "hgrn").replace(
-        workdir=str(tmp_path / "run"),
-        train=TRAIN,
-        model=MODEL | parts,
-        data=DATA | {"levels": "short:0.5", "dir": str(tmp_path)},
-    )
+                assert (row == level).all(1).any()
     result = train.run(config, quiet=True)
+    assert not result["official_data"]
     saved = models.load(tmp_path / "run")
     assert saved.config.patch == 2
-    test = pathfinder.prepare(tmp_path, easier=("short",), **DATA)
-    images = [x["tokens"].reshape(32, 32) for x in test.source("test")]
-    found = 100 * np.mean(saved.predict(images).labels == test.labels("test"))
-    assert found == pytest.approx(result["test_accuracy_best"])
+    images = [x["tokens"].reshape(32, 32) for x in data.source("test")]
+    right = np.mean(saved.predict(images).labels == data.labels("test"))
+    assert 100 * right == pytest.approx(result["test_accuracy_best"])
     report.main([str(tmp_path / "run"), f"--out={tmp_path / 'report'}"])
     text = (tmp_path / "report" / "report.md").read_text()
     assert "patches of 2 x 2 pixels" in text
@@ -205,7 +127,6 @@ def test_patches_in_one_run(tmp_path):
     "data",
     [
         {"levels": "hard:0.5"},
-        {"levels": "easy"},
         {"levels": "easy:x"},
         {"levels": "intermediate:0.2,easy:0.5"},
         {"levels": "easy:0.5,intermediate:0.5"},
@@ -219,10 +140,3 @@ def test_levels_that_cannot_be(data):
     config = get_preset("pathfinder", "modern", "hgrn").replace(data=data)
     with pytest.raises(ValueError, match=r"--data\.levels: expected"):
         get_task("pathfinder").check(config)
-
-
-def test_no_short_images_were_released():
-    data = {"level": "short", "path": "somewhere"}
-    config = get_preset("pathfinder", "modern", "hgrn").replace(data=data)
-    with pytest.raises(ValueError, match=r"--data\.level: expected .* got 'short'"):
-        get_task("pathfinder").prepare(config.data)

@@ -240,14 +240,8 @@ def test_a_part_that_the_model_cannot_take_is_found_before_training(tmp_path):
         ("mad-recall", "flow", {"model": {"is_causal": False}}, "--model.is_causal"),
         ("mqar", "linformer", {}, "mechanism: expected one with a causal form"),
         ("parity", "flow", {"train": {"length_warmup": "8:0.5"}}, "cut off"),
-        (
-            "parity",
-            "linear",
-            {"train": {"seq_devices": 2}},
-            "--train.seq_devices: .* 1 ",
-        ),
+        ("parity", "linear", {"train": {"seq_devices": 2}}, "--train.seq_devices"),
         ("mqar", "flow", {"data": {"vocab_size": 0}}, "--data.vocab_size: .* got 0"),
-        ("s5", "flow", {"data": {"num_train": 0}}, "--data.num_train: .* got 0"),
     ],
 )
 def test_settings_that_cannot_work(task, attention, changes, message):
