@@ -20,7 +20,6 @@ REPOSITORY = "https://github.com/lra-jax/lra_jax"
 REFERENCE = {
     "models": (
         *(
-            "models.settings",
             "models.config",
             "models.attention",
             "models.encoder",

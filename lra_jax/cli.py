@@ -27,6 +27,7 @@ from lra_jax.attention import registry
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import InputError, expected, nearest, on_one_line
+from lra_jax.models.config import ModelConfig, Text
 
 Parsed = TypeVar("Parsed")
 Run = TypeVar("Run", bound=Config)
@@ -212,8 +213,29 @@ def _switches() -> Any:
         str_from_instance=lambda value: [str(value)],
         choices=tuple(values),
     )
+    text = PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="STR",
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+    )
+    kinds = {bool: switch, Text: text}
     registry = ConstructorRegistry()
-    registry.primitive_rule(lambda info: switch if info.type is bool else None)
+    registry.primitive_rule(lambda info: kinds.get(info.type))
+
+    @registry.struct_rule
+    def model(info: Any) -> Any:
+        """The fields of a model's config that are flags."""
+        if info.type is not ModelConfig:
+            return None
+        # A subclass, so that tyro's own rule for dataclasses applies.
+        info = dataclasses.replace(info, type=type("Flags", (ModelConfig,), {}))
+        spec: Any = ConstructorRegistry.get_struct_spec(info)
+        flags = {field.name for field in fields(ModelConfig) if not field.metadata}
+        chosen = tuple(field for field in spec.fields if field.name in flags)
+        return dataclasses.replace(spec, instantiate=ModelConfig, fields=chosen)
+
     return registry
 
 
@@ -295,7 +317,7 @@ def flag_types(settings: Any, prefix: str = "--") -> dict[str, Any]:
     """The type of each flag of a dataclass, or of an instance, which includes the
     task's own settings."""
     types = {}
-    for field in fields(settings):
+    for field in (field for field in fields(settings) if not field.metadata):
         value = getattr(settings, field.name, None)
         if dataclasses.is_dataclass(value):
             types |= flag_types(value, f"{prefix}{field.name}.")

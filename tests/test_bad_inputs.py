@@ -26,8 +26,8 @@ from lra_jax.configs.base import flatten
 from lra_jax.data import __main__ as data_command
 from lra_jax.data import buckets
 from lra_jax.data.stages import LengthWarmup
+from lra_jax.models.config import parse_options
 from lra_jax.tasks import get_task
-from lra_jax.tasks.encoder import parse_options
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.result import read_result
 
@@ -95,10 +95,10 @@ train --model.num_layers=1001 ~ --model.num_layers: expected 1 to 1000, got 1001
 train --model.max_length=10 ~ --model.max_length: expected at least 2000
 train --data.max-length=2001 ~ --model.max_length: expected at least 2001
 train --task=image --model.max_length=10 ~ --model.max_length: expected at least 1024
-train --model.positions=learned_2d ~ grid: expected the rows and columns
+train --model.positions=learned_2d ~ positions: expected images
 train --model.positions=rotary --attention=fnet ~ rotary: expected
 train --model.short_conv=-1 ~ --model.short_conv: expected
-train --model.mlp=product_key --model.mlp_options=key=3 ~ mlp_options: option
+train --model.mlp=product_key --model.mlp_options=key=3 ~ option of mlp
 train --model.mlp=product_key --model.mlp_options=keys=4,top=5 ~ top: expected at most
 train --model.hybrid=hgrn, ~ --model.hybrid: expected one of
 train --model.hybrid=hgnr,cosformer ~ did you mean 'hgrn'?
@@ -139,7 +139,7 @@ train --task=pathfinder --data.num_distractors=-1 ~ --data.num_distractors: expe
 train --task=pathfinder --data.path=/no/such ~ /no/such
 train --task=pathx --data.max-length=1024 ~ --data.max_length: expected a flag of
 train --task=pathfinder --preset=modern --model.patch=3 ~ patch: expected a divisor
-train --task=listops --model.patch=2 ~ patch: expected 1 without images
+train --task=listops --model.patch=2 ~ patch: expected images
 train --task=lm --attention=linformer ~ mechanism
 train --task=lm --model.is_causal=False ~ --model.is_causal: expected True
 train --task=lm --data.path=nowhere ~ --data.path

@@ -12,7 +12,7 @@ from flax import nnx
 
 from lra_jax import attention, tasks
 from lra_jax.configs import TASKS, Config, TrainConfig, get_preset
-from lra_jax.tasks.encoder import parse_options
+from lra_jax.models.config import parse_options
 from lra_jax.tasks.published import ROWS
 from lra_jax.training.optimizer import make_schedule
 
@@ -269,7 +269,7 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
         ("listops", {"train": {"dtype": "float99"}}, "--train.dtype: .* 'float99'"),
         ("listops", {"model": {"dropout": 1.0}}, r"--model.dropout: .*\[0, 1\), got 1"),
         ("listops", {"model": {"num_layers": -2}}, "--model.num_layers: .* got -2"),
-        ("listops", {"model": {"pooling": "cls", "is_causal": True}}, "cls_token: "),
+        ("listops", {"model": {"pooling": "cls", "is_causal": True}}, "pooling: "),
         ("listops", {"data": {"path": "files", "seed": 1}}, "--data.seed: .* no value"),
         ("listops", {"model": TRITON}, "implementation: .* got 'triton'"),
         ("listops", {"attention": "linformer", "model": LAYERWISE}, "features: .* all"),

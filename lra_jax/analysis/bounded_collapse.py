@@ -241,15 +241,16 @@ def _beta(layer: Any) -> float:
 
 
 def _check_layer(layer: MultiHeadAttention) -> None:
-    config = layer.config
     wrong = {
-        f"attention {config.mechanism.name!r}": config.mechanism.name != "softmax",
-        "a causal model": config.is_causal,
-        "rotary positions": config.rotary,
+        f"attention {layer.mechanism.name!r}": layer.mechanism.name != "softmax",
+        "a causal model": layer.is_causal,
+        "rotary positions": layer.rotary,
         "shared heads of keys": layer.num_kv_heads != layer.num_heads,
+        "short_conv": layer.short_conv > 0,
+        "gate": layer.out_gate is not None,
+        "local_values": layer.local_values,
+        "options": bool(layer.options.function),
     }
-    for name in ("short_conv", "gate", "local_values", "options"):
-        wrong[name] = bool(getattr(config, name))
     reasons = [name for name, is_so in wrong.items() if is_so]
     if reasons:
         kind = "plain softmax over all positions of the layer's own inputs"

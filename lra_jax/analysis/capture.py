@@ -161,7 +161,7 @@ def variant_states(
     for name, variant in progress.told(variants.items(), "variants", len(variants)):
         xs, memory = [values["inputs"][0]], None
         for block, _ in blocks:
-            has_own = block.attention.config.own_parameters
+            has_own = block.attention.own_parameters
             parameters = None if has_own else first.attention.parameters
             out, memory = _run_block(
                 block, variant, xs[-1], rows, parameters=parameters, memory=memory
@@ -247,7 +247,7 @@ def _calls(modules: list[tuple[Any, dict]]) -> list[AttentionCall]:
             query,
             key,
             value,
-            arrays | layer.config.keywords,
+            arrays | layer.keywords,
             layer.function,
         )
         for layer, values in modules

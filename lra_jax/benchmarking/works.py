@@ -18,9 +18,9 @@ from lra_jax.attention import gates, registry
 from lra_jax.benchmarking.cases import FUSED, Case, split_subject
 from lra_jax.configs import TrainConfig
 from lra_jax.models import SequenceClassifier
+from lra_jax.models.config import parse_options
 from lra_jax.models.options import named, split_options
 from lra_jax.tasks.base import classification_loss
-from lra_jax.tasks.encoder import parse_options
 from lra_jax.training.optimizer import make_optimizer
 from lra_jax.training.step import compiled_step, init_state, step_function
 
@@ -246,7 +246,7 @@ def _make_model(
         max_length=case.length,
         # The fused baseline is not a registered mechanism; a function will do.
         mechanism=mechanism.function or mechanism.name,
-        options=options,
+        attention_options=options,
         dropout=0.1,
         dtype=jnp.dtype(case.dtype),
         rngs=nnx.Rngs(params=0),

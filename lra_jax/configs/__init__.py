@@ -3,13 +3,13 @@
 from lra_jax.configs.base import (
     Config,
     DataConfig,
-    ModelConfig,
     PretrainConfig,
     StoredData,
     TrainConfig,
     get_preset,
 )
 from lra_jax.configs.registry import TASKS
+from lra_jax.models.config import ModelConfig
 
 __all__ = [
     "TASKS",

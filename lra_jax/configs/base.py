@@ -33,7 +33,7 @@ from lra_jax.errors import (
     known,
     reason,
 )
-from lra_jax.models.settings import EncoderSettings, Interaction, Padding, Pooling
+from lra_jax.models.config import ModelConfig
 
 # At most more than any machine has cores, so that a typo does not start a million.
 Processes = Annotated[int, Range("1 to 4096, or None", 1, 4096)]
@@ -139,43 +139,6 @@ class PretrainConfig:
     def part(self, step: int) -> Part:
         """The part of the run that the step after ``step`` steps belongs to."""
         return "pretrain" if step < self.steps else "train"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig(EncoderSettings):
-    """The encoder and its classification head.
-
-    Tuples and options of the encoder are text here.
-    """
-
-    qkv_dim: Size = 64
-    """Total width of all heads, N * H."""
-    mlp_options: str = ""
-    """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`."""
-    cutoffs: str = ""
-    """Adaptive inputs and softmax: token ids at which clusters of rarer words begin, as
-    in `20000,60000`; for language models with a vocabulary sorted by frequency."""
-    hybrid: str = ""
-    """Mechanisms that the blocks take in turn, `--attention` among them, as in
-    `hgrn,cosformer`; the others have their default options. By default, `--attention`
-    in every block."""
-    attention_options: str = ""
-    """Options of the mechanism, as in `clip=5` or `features=128,sharing=none`;
-    `features=256/128` sets a different value for each block."""
-    pooling: Pooling = "mean"
-    """mean: average over the real tokens. cls: a learned vector in front of them.
-    first: the first token's row, as in LRA's encoder of pairs. last: the last real
-    token's. attention: four averages with learned weights. ends: first and last."""
-    padding: Padding = "lengths"
-    """lengths: exact. zeros: LRA's rule that every token with id 0 is padding, so that
-    black pixels vanish; for comparison with LRA's code."""
-    interaction: Interaction = "nli"
-    """How the head combines a pair a, b: [a, b], or [a, b, a * b, a - b]."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.hybrid, str):  # Other types are refused with the rest.
-            names = ",".join(name.strip() for name in self.hybrid.split(","))
-            object.__setattr__(self, "hybrid", names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -386,7 +349,11 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain dict, as written to ``config.json``."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        for field in dataclasses.fields(ModelConfig):
+            if field.metadata:  # Without a flag: other parts of the config decide it.
+                del values["model"][field.name]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -428,11 +395,15 @@ class Config:
             if not isinstance(settings, kind):
                 raise expected(f"--{part}", f"a {kind.__name__}", a_thing(settings))
             check_types(settings, f"--{part}.")
+        for name in ("hybrid", "attention_options", "mlp_options", "cutoffs"):
+            value = getattr(self.model, name)
+            if not isinstance(value, str):
+                raise expected(f"--model.{name}", "text", f"{value!r}")
 
     @property
     def mixers(self) -> str:
         """The mechanisms of the blocks: `attention`, or all of a hybrid."""
-        return self.model.hybrid.replace(",", " / ") or self.attention
+        return " / ".join(self.model.hybrid_names) or self.attention
 
     def identity(self) -> dict[str, Any]:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""

@@ -45,8 +45,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lra_jax.attention.registry import MECHANISMS
-from lra_jax.configs.base import Config, DataConfig, ModelConfig, TrainConfig
+from lra_jax.configs.base import Config, DataConfig, TrainConfig
 from lra_jax.configs.registry import find_task
+from lra_jax.models.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +95,8 @@ def presets(task: str, **presets: Preset) -> dict[str, Callable[[str], Config]]:
 
 def encoder(**settings: Any) -> ModelConfig:
     """An encoder whose heads share its whole width, unless ``qkv_dim`` is given."""
-    width = settings.get("embed_dim", ModelConfig.embed_dim)
-    return ModelConfig(**{"qkv_dim": width, **settings})
+    config = ModelConfig(**settings)
+    return dataclasses.replace(config, qkv_dim=config.qkv_dim or config.embed_dim)
 
 
 official_train = functools.partial(

@@ -28,7 +28,6 @@ vector for each row and each column, peak rate 1e-3, weight decay 0.05, batch 12
 """
 
 from lra_jax.configs import families
-from lra_jax.configs.base import ModelConfig
 
 _PIXELS = 1024
 
@@ -43,7 +42,7 @@ PRESETS = families.presets(
             warmup=175,
             eval_every=875,
         ),
-        model=ModelConfig(max_length=_PIXELS),
+        model=families.encoder(max_length=_PIXELS),
     ),
     official=families.Preset(
         train=families.official_train(

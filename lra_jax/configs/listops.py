@@ -58,7 +58,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from lra_jax.configs import families
-from lra_jax.configs.base import GeneratedData, ModelConfig, TrainConfig
+from lra_jax.configs.base import GeneratedData, TrainConfig
 from lra_jax.errors import Size
 
 
@@ -125,7 +125,7 @@ PRESETS = families.presets(
             decay_vectors=False,
             best_by="loss",
         ),
-        model=ModelConfig(),
+        model=families.encoder(),
     ),
     official=families.Preset(
         train=families.official_train(

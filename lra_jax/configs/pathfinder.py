@@ -46,7 +46,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from lra_jax.configs import families
-from lra_jax.configs.base import Config, GeneratedData, ModelConfig
+from lra_jax.configs.base import Config, GeneratedData
 from lra_jax.errors import Count, Size, expected
 
 _LEVELS = ("short", "easy", "intermediate", "hard")
@@ -157,7 +157,7 @@ def _compact(task: str) -> families.Preset:
         eval_every=1_250,
         eval_batch_size=batch,
     )
-    model = ModelConfig(max_length=SIZES[task] ** 2)
+    model = families.encoder(max_length=SIZES[task] ** 2)
     return families.Preset(train, model, _DATA)
 
 

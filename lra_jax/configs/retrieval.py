@@ -28,7 +28,7 @@ a - b], peak rate 5e-4, weight decay 0.05, batch 32, 30,000 steps (6.5 epochs).
 import dataclasses
 
 from lra_jax.configs import families
-from lra_jax.configs.base import ModelConfig, StoredData
+from lra_jax.configs.base import StoredData
 from lra_jax.errors import Size
 
 
@@ -44,7 +44,7 @@ PRESETS = families.presets(
     "retrieval",
     compact=families.Preset(
         train=families.compact_train(steps=30_000, warmup=800, eval_every=1_000),
-        model=ModelConfig(max_length=4_000),
+        model=families.encoder(max_length=4_000),
     ),
     official=families.Preset(
         train=families.official_train(

@@ -31,7 +31,7 @@ import dataclasses
 from typing import Literal
 
 from lra_jax.configs import families
-from lra_jax.configs.base import ModelConfig, StoredData
+from lra_jax.configs.base import StoredData
 from lra_jax.errors import Count, Size
 
 
@@ -59,7 +59,7 @@ PRESETS = families.presets(
     "text",
     compact=families.Preset(
         train=families.compact_train(steps=20_000, warmup=8_000, eval_every=1_000),
-        model=ModelConfig(max_length=4_000),
+        model=families.encoder(max_length=4_000),
     ),
     official=families.Preset(
         train=families.official_train(

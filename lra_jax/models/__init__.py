@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lra_jax.models.arrays import load_arrays, save_arrays
     from lra_jax.models.attention import Buffer, MultiHeadAttention
     from lra_jax.models.classifier import SequenceClassifier
-    from lra_jax.models.config import AttentionConfig, EncoderConfig
+    from lra_jax.models.config import ModelConfig
     from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
     from lra_jax.models.generation import generate
     from lra_jax.models.language import CausalLM, MaskedLM
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from lra_jax.models.tokens import AutoEncoder, TokenClassifier
 
 __all__ = [
-    "AttentionConfig",
     "AutoEncoder",
     "Buffer",
     "CausalLM",
     "EncoderBlock",
-    "EncoderConfig",
     "MaskedLM",
     "MatchingClassifier",
+    "ModelConfig",
     "MultiHeadAttention",
     "Prediction",
     "PretrainedEncoder",
@@ -51,7 +50,7 @@ _MODULES = {
     "arrays": "load_arrays, save_arrays",
     "attention": "Buffer, MultiHeadAttention",
     "classifier": "SequenceClassifier",
-    "config": "AttentionConfig, EncoderConfig",
+    "config": "ModelConfig",
     "encoder": "EncoderBlock, TransformerEncoder",
     "generation": "generate",
     "language": "CausalLM, MaskedLM",

@@ -9,16 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax.attention import gates, packed
-from lra_jax.attention.inputs import check_shape, layout, match_heads
+from lra_jax.attention import gates, own, packed, registry
+from lra_jax.attention.inputs import (
+    Grid,
+    check_shape,
+    check_size,
+    layout,
+    match_heads,
+)
 from lra_jax.attention.masking import check_mask
 from lra_jax.errors import a_thing, expected
 from lra_jax.models import stream
-from lra_jax.models.config import AttentionConfig, make_config
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
-from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, rotate
-from lra_jax.models.options import named
+from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, check_even, rotate
+from lra_jax.models.options import Options, named, split_options
 from lra_jax.models.short_conv import ShortConv
 from lra_jax.models.stream import LayerState
 
@@ -39,13 +44,50 @@ class MultiHeadAttention(nnx.Module):
     one head, whatever ``num_heads`` and ``qkv_features`` are.
 
     Args:
-      num_heads, in_features, **settings: the fields of `AttentionConfig`; with
-        ``config``, they override its values.
-      config: the settings.
+      num_heads: number of heads N; must divide ``qkv_features``.
+      in_features: width D of the inputs.
+      mechanism: a registered name (``python -m lra_jax.attention`` lists them), a
+        function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, a class or
+        factory of ``nnx.Module`` called in the same way, or anything else that
+        `lra_jax.attention.resolve` accepts. A function is passed those of the keywords
+        mask (`[B, 1, 1, S]`), query_mask, max_length and is_causal that it takes.
+      options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
+        arrays, as in ``{"features": 128}`` for Linformer.
+      qkv_features: total width N * H of all heads; None = D.
+      num_kv_heads: heads of keys and values, each shared by an equal number of adjacent
+        query heads; None = N. 1 is multi-query attention.
+      out_features: width of the output; None = D.
+      max_length: longest sequence. It is cosFormer's M (a fixed M makes the output
+        independent of padding) and the width of Linformer's projections (required).
+      is_causal: let each position see only itself and those before it.
+      short_conv: size of a depthwise convolution on queries, keys and values; 0 = none.
+      conv_grid: rows and columns of images; the convolution is then over squares of
+        ``short_conv`` by ``short_conv`` pixels. None = over the sequence.
+      gate: normalise each head of the output and gate it; mechanisms that have an
+        output gate keep their own.
+      local_values: add the values to the output: a path for local detail.
+      rotary: rotate queries and keys by their positions (RoPE, arXiv:2104.09864), for
+        self-attention. Where scores are inner products of queries and keys (softmax,
+        windows, patterns) they depend only on the difference of positions. A mechanism
+        that first applies a feature map to queries and keys sees rotated vectors, which
+        encode positions, but not only through their differences. Deviation: column pair
+        c turns by 10000^(-c / (H/2 - 1)) per position, as in retention, where RoPE has
+        10000^(-2c / H).
+      use_bias: biases in the four projections.
+      dtype: dtype of the computation; parameters are float32.
+      layer: index of the layer in its model, from 0. A mechanism's initial arrays may
+        depend on it, and on ``num_layers``. In a mechanism with a memory, as Luna, all
+        but the first layer take that of the previous layer, and all but the last give
+        one (`attend`), unless they are causal.
+      num_layers: number of layers of the model.
+      own_parameters: False for a layer that uses another layer's arrays for its
+        mechanism (layerwise sharing); then every call needs ``parameters``.
       rngs: for initialisation (Glorot uniform, zero biases).
 
     Raises:
-      ValueError: see `AttentionConfig`.
+      ValueError: a size below 1, heads that do not divide the width, an unknown
+        mechanism or option, ``is_causal`` with a mechanism that has no causal form, or
+        ``rotary`` with a mechanism without queries and keys.
 
     Examples:
       >>> layer = MultiHeadAttention(
@@ -64,46 +106,154 @@ class MultiHeadAttention(nnx.Module):
 
     def __init__(
         self,
-        num_heads: int | None = None,
-        in_features: int | None = None,
+        num_heads: int,
+        in_features: int,
         *,
-        config: AttentionConfig | None = None,
+        mechanism: Any = "cosformer",
+        options: Mapping[str, Any] | None = None,
+        qkv_features: int | None = None,
+        num_kv_heads: int | None = None,
+        out_features: int | None = None,
+        max_length: int | None = None,
+        is_causal: bool = False,
+        short_conv: int = 0,
+        conv_grid: Grid = None,
+        gate: bool = False,
+        local_values: bool = False,
+        rotary: bool = False,
+        use_bias: bool = True,
+        dtype: Any = None,
+        layer: int = 0,
+        num_layers: int = 1,
+        own_parameters: bool = True,
         rngs: nnx.Rngs,
-        **settings: Any,
     ):
-        sizes = {"num_heads": num_heads, "in_features": in_features}
-        settings |= {name: size for name, size in sizes.items() if size is not None}
-        config = make_config(AttentionConfig, config, settings)
-        self.config = config
-        self.mechanism = config.mechanism
-        self.num_heads, self.head_dim, self.value_dim = config.widths
-        self.num_kv_heads = config.num_kv_heads or self.num_heads
-        width, columns = config.in_features, self._columns()
-        value_width = self.num_heads * self.value_dim
-        dense: dict[str, Any] = {"use_bias": config.use_bias, "dtype": config.dtype}
+        self.mechanism = registry.resolve(mechanism, "mechanism")
+        self.in_features = check_size("in_features", in_features)
+        self.max_length, self.is_causal, self.rotary = max_length, is_causal, rotary
+        self.short_conv, self.conv_grid = short_conv, conv_grid
+        self.local_values, self.own_parameters = local_values, own_parameters
+        self.dtype = dtype
+        options = dict(options or ())
+        parts = split_options(self.mechanism, options)
+        self.options = Options(*(tuple(part.items()) for part in parts))
+        self._set_widths(num_heads, num_kv_heads, qkv_features, options)
+        offered = {
+            "max_length": max_length,
+            "num_heads": self.num_heads,
+            "head_dim": self.head_dim,
+            "layer": layer,
+            "num_layers": num_layers,
+        }
+        columns, value_width = self._columns(), self.num_heads * self.value_dim
+        dense: dict[str, Any] = {"use_bias": use_bias, "dtype": dtype}
         dense |= {"kernel_init": nnx.initializers.xavier_uniform(), "rngs": rngs}
 
         def project(used: bool, *sizes: int) -> Any:
             return Dense(*sizes, **dense) if used else None
 
-        self.query = project("query" in self.projections, width, columns["query"])
-        self.key = project("key" in self.projections, width, columns["key"])
-        self.value = project("value" in self.projections, width, columns["value"])
-        out_features = config.out_features or width
-        self.out = project("out" in self.projections, value_width, out_features)
+        uses = self.projections
+        self.query = project("query" in uses, in_features, columns["query"])
+        self.key = project("key" in uses, in_features, columns["key"])
+        self.value = project("value" in uses, in_features, columns["value"])
+        self.out = project("out" in uses, value_width, out_features or in_features)
         self.convs = nnx.Dict(self._convolutions(rngs))
-        adds = config.adds_gate
+        adds = gate and all(one.name != "gate" for one in self.mechanism.gates)
         # One assignment each: an attribute first set to None cannot become a layer.
         self.out_norm = HeadNorm(self.num_heads, self.value_dim) if adds else None
-        self.out_gate = project(adds, width, value_width)
-        self.gates = nnx.Dict(self._gates(rngs))
-        takes = config.carries_memory and config.layer > 0
-        gives = config.carries_memory and config.layer < config.num_layers - 1
-        self.memory_in = project(takes, width, columns["query"])
-        self.memory_out = project(gives, value_width, width)
-        self.memory_norm: Any = LayerNorm(width, dtype=config.dtype) if gives else None
-        self.parameters = nnx.Dict(self._parameters(rngs))
-        self.module: Any = config.make_module(rngs)
+        self.out_gate = project(adds, in_features, value_width)
+        self.gates = nnx.Dict(self._gates(options, rngs))
+        carries = self.mechanism.memory is not None and not is_causal
+        gives = carries and layer < num_layers - 1
+        self.memory_in = project(carries and layer > 0, in_features, columns["query"])
+        self.memory_out = project(gives, value_width, in_features)
+        self.memory_norm: Any = LayerNorm(in_features, dtype=dtype) if gives else None
+        self.parameters = nnx.Dict(self._parameters(offered, rngs))
+        self.module: Any = self._make_module(offered, rngs)
+        self.accepted = registry.accepted_keywords(self.function)
+        self._check(out_features or in_features)
+
+    def _set_widths(
+        self,
+        num_heads: int,
+        num_kv_heads: int | None,
+        qkv_features: int | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """The widths that the mechanism prescribes, or those asked for."""
+        width = self.in_features if qkv_features is None else qkv_features
+        check_size("num_heads", num_heads)
+        if check_size("qkv_features", width) % num_heads:
+            needed = f"a divisor of qkv_features={width}"
+            raise expected("num_heads", needed, num_heads)
+        heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads % check_size("num_kv_heads", heads):
+            needed = f"a divisor of num_heads={num_heads}"
+            raise expected("num_kv_heads", needed, num_kv_heads)
+        self.num_heads, self.head_dim = num_heads, width // num_heads
+        self.value_dim = self.head_dim
+        make = self.mechanism.make_layout
+        if make is not None:
+            taken = named(make)
+            sizes = {name: x for name, x in options.items() if name in taken}
+            layout = make(self.in_features, **sizes)
+            self.num_heads, self.head_dim, self.value_dim = layout
+        self.num_kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
+
+    def _check(self, out_features: int) -> None:
+        """Refuses what the mechanism cannot do, or would ignore."""
+        name = repr(self.mechanism.name)
+        causal = self.mechanism.causal is not False and self.accepts("is_causal")
+        if self.is_causal and not causal:
+            needed = "one with a causal form, for is_causal=True"
+            raise expected("mechanism", needed, name)
+        if self.is_causal and self.conv_grid is not None:
+            raise expected("conv_grid", "None with is_causal=True", self.conv_grid)
+        free = self.mechanism.layout is None and {"key", "value"} <= {*self.projections}
+        if self.num_kv_heads != self.num_heads and not free:
+            needed = f"None for {name}, which has its own heads"
+            raise expected("num_kv_heads", needed, self.num_kv_heads)
+        if self.rotary:
+            if not {"query", "key"} <= {*self.projections}:
+                needed = "a mechanism that has queries and keys to rotate"
+                raise expected("rotary", needed, name)
+            check_even("rotary", self.head_dim, "head width H")
+        # Without a projection, that end of the layer is as wide as the heads.
+        width = self.num_heads * self.value_dim
+        for end, features in {"value": self.in_features, "out": out_features}.items():
+            if end not in self.projections and features != width:
+                reason = f"because {name} has no projection {end!r}"
+                raise expected("qkv_features", f"{features}, {reason}", width)
+
+    def _make_module(self, offered: Mapping[str, Any], rngs: nnx.Rngs) -> Any:
+        """The module, if the mechanism is a user's module, else None.
+
+        Raises:
+          ValueError: it cannot be called with query, key and value.
+        """
+        make = self.mechanism.make
+        if make is None:
+            return None
+        taken = named(make)
+        offered = {**offered, "rngs": rngs}
+        sizes = {name: x for name, x in offered.items() if name in taken}
+        made = make(**sizes, **dict(self.options.parameters))
+        if not isinstance(made, nnx.Module) or not callable(made):
+            needed = f"{self.mechanism.name!r} to make an nnx.Module with a __call__"
+            raise expected("attention", needed, a_thing(made))
+        own.check_call(made, self.mechanism.name)
+        return made
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The non-array keywords of every call of the mechanism."""
+        both = {"max_length": self.max_length, "is_causal": self.is_causal}
+        options = dict(self.options.function)
+        return {n: v for n, v in both.items() if self.accepts(n)} | options
+
+    def accepts(self, keyword: str) -> bool:
+        """Whether the mechanism's function takes this keyword."""
+        return self.accepted is None or keyword in self.accepted
 
     def __call__(
         self,
@@ -171,7 +321,7 @@ class MultiHeadAttention(nnx.Module):
           none.
         """
         rows = self._check_rows(inputs, context, segment_ids)
-        keywords = dict(self.config.keywords)
+        keywords = self.keywords
         if context is None:
             context = inputs
             query_mask = mask if query_mask is None else query_mask
@@ -218,7 +368,7 @@ class MultiHeadAttention(nnx.Module):
         value = self._heads("value", context, self.value_dim, mask, label)
         query = self._queries("query", inputs, query_mask, label)
         key = self._queries("key", context, mask, label)
-        if self.config.rotary:
+        if self.rotary:
             # From each document's start: not every mechanism sees only differences.
             places = None if rows is None else rows.position
             query, key = rotate(query, places), rotate(key, places)
@@ -228,7 +378,7 @@ class MultiHeadAttention(nnx.Module):
         self, mask: jax.Array | None, query_mask: jax.Array | None
     ) -> dict[str, Any]:
         """Those that the mechanism takes, in its form."""
-        if mask is not None and not self.config.accepts("mask"):
+        if mask is not None and not self.accepts("mask"):
             name = self.mechanism.name
             words = f"attention {name!r} takes no mask, and attends to padding"
             warnings.warn(words, stacklevel=4)
@@ -236,13 +386,13 @@ class MultiHeadAttention(nnx.Module):
             "mask": None if mask is None else mask[:, None, None, :],
             "query_mask": query_mask,
         }
-        return {name: x for name, x in masks.items() if self.config.accepts(name)}
+        return {name: x for name, x in masks.items() if self.accepts(name)}
 
     def _add_memory(
         self, arrays: dict[str, Any], memory: jax.Array, inputs: jax.Array
     ) -> dict[str, Any]:
         """The mechanism's arrays, its memory with the previous layer's added."""
-        sizes = inputs.shape[0], None, self.config.in_features
+        sizes = inputs.shape[0], None, self.in_features
         check_shape("memory", memory, "B L D", *sizes)
         if self.memory_in is None:
             return arrays
@@ -320,11 +470,11 @@ class MultiHeadAttention(nnx.Module):
         )
         inputs = inputs[:, skip:]
         arrays = self._own_arrays(inputs, inputs, None)
-        return query, key, value, arrays | self.config.keywords
+        return query, key, value, arrays | self.keywords
 
     def finish(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> jax.Array:
         """`[B, T, out_features]` from the mechanism's output, the values and inputs."""
-        if self.config.local_values:
+        if self.local_values:
             out = out + match_heads(value, self.num_heads)
         if self.out_norm is not None:
             out = self.out_norm(out)
@@ -358,7 +508,8 @@ class MultiHeadAttention(nnx.Module):
         """The gates and the mechanism's own arrays."""
         arrays = {
             gate.name: self.gates[gate.name](inputs if gate.of == "query" else context)
-            for gate in self.config.gates
+            for gate in self.mechanism.gates
+            if gate.name in self.gates
         }
         parameters = self.parameters if parameters is None else parameters
         return arrays | {
@@ -374,14 +525,14 @@ class MultiHeadAttention(nnx.Module):
         segment_ids: jax.Array | None,
     ) -> packed.Packed | None:
         """The documents of packed rows; shapes, and parts that do not go together."""
-        width = self.config.in_features
+        width = self.in_features
         check_shape("inputs", inputs, "B T D", None, None, width)
         if context is not None:
             check_shape("context", context, "B S D", inputs.shape[0], None, width)
             reason = ""
             if self.mechanism.cross is False:
                 reason = f", because {self.mechanism.name!r} has no cross form"
-            elif self.config.local_values or self.config.rotary:
+            elif self.local_values or self.rotary:
                 reason = " with local_values or rotary"
             if reason:
                 raise expected("context", f"None{reason}", "an array")
@@ -392,9 +543,9 @@ class MultiHeadAttention(nnx.Module):
             problem = "with a context"
         elif self.memory_in is not None or self.memory_out is not None:
             problem = "where a memory of the whole row is passed from layer to layer"
-        elif not self.config.accepts("segment_ids"):
+        elif not self.accepts("segment_ids"):
             problem = f"because {self.mechanism.name!r} does not take it"
-        elif self.config.conv_grid is not None:
+        elif self.conv_grid is not None:
             problem = "where convolutions are over images"
         if problem is not None:
             raise expected("segment_ids", f"None {problem}", "an array")
@@ -457,33 +608,35 @@ class MultiHeadAttention(nnx.Module):
 
     def _convolutions(self, rngs: nnx.Rngs) -> dict[str, ShortConv]:
         """One for each projection, if convolutions are enabled."""
-        size, is_causal = self.config.short_conv, self.config.is_causal
-        grid = self.config.conv_grid
-        if not size:
+        if not self.short_conv:
             return {}
+        form: dict[str, Any] = {"is_causal": self.is_causal, "grid": self.conv_grid}
         return {
-            name: ShortConv(width, size, is_causal=is_causal, grid=grid, rngs=rngs)
+            name: ShortConv(width, self.short_conv, **form, rngs=rngs)
             for name, width in self._columns().items()
             if name in self.projections
         }
 
-    def _gates(self, rngs: nnx.Rngs) -> dict[str, GateLayer]:
+    def _gates(
+        self, options: Mapping[str, Any], rngs: nnx.Rngs
+    ) -> dict[str, GateLayer]:
         widths = {"head": self.head_dim, "value": self.value_dim}
-        sizes = self.config.in_features, self.num_heads, widths
-        dtype = self.config.dtype
+        sizes = self.in_features, self.num_heads, widths
         return {
-            gate.name: GateLayer(gate, *sizes, dtype=dtype, rngs=rngs)
-            for gate in self.config.gates
+            gate.name: GateLayer(gate, *sizes, dtype=self.dtype, rngs=rngs)
+            for gate in self.mechanism.gates_with(options)
         }
 
-    def _parameters(self, rngs: nnx.Rngs) -> dict[str, nnx.Variable]:
+    def _parameters(
+        self, offered: Mapping[str, Any], rngs: nnx.Rngs
+    ) -> dict[str, nnx.Variable]:
         """The mechanism's own arrays."""
         make = self.mechanism.make_parameters
-        if make is None or not self.config.own_parameters:
+        if make is None or not self.own_parameters:
             return {}
-        known = self.config.offered | {"dtype": jnp.float32}
-        taken = {name: x for name, x in known.items() if name in named(make)}
-        arrays = make(rngs.params(), **taken, **self.config.parameter_options)
+        taken, offered = named(make), {**offered, "dtype": jnp.float32}
+        sizes = {name: x for name, x in offered.items() if name in taken}
+        arrays = make(rngs.params(), **sizes, **dict(self.options.parameters))
         buffers = self.mechanism.buffers
         return {
             name: Buffer(array) if name in buffers else nnx.Param(array)

@@ -24,11 +24,10 @@ class SequenceClassifier(PooledEncoder):
       vocab_size: token ids are below this; with inputs "vectors", their width C.
       num_classes: number of logits.
       rngs: for initialisation.
-      **settings: pooling, padding, and the encoder's ``config`` or its fields: see
-        `PooledEncoder` and `EncoderConfig`.
+      **settings: a ``config`` or its fields, see `PooledEncoder`.
 
     Raises:
-      ValueError: a number of classes below 1, or see the same two.
+      ValueError: a number of classes below 1, or see `PooledEncoder`.
 
     Examples:
       >>> model = SequenceClassifier(

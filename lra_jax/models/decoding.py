@@ -43,8 +43,8 @@ def longest(model: CausalLM) -> int | None:
     config = model.encoder.config
     if config.positions != "none":
         return config.max_length
-    for layer in config.layers:
-        run = layer.mechanism.find_prefill()
+    for mechanism in config.turn:
+        run = mechanism.find_prefill()
         if run is None or "max_length" in inspect.signature(run).parameters:
             return config.max_length
     return None

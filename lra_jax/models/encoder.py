@@ -1,5 +1,6 @@
 """A Transformer encoder around any attention mechanism."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,10 +11,10 @@ from flax import nnx
 from lra_jax.attention import packed
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.attention.masking import check_mask
-from lra_jax.errors import expected
+from lra_jax.errors import expected, within
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import BatchNorm
-from lra_jax.models.config import EncoderConfig, make_config
+from lra_jax.models.config import ModelConfig, Norm, parse_options
 from lra_jax.models.inputs import (
     embed_inputs,
     make_inputs,
@@ -28,7 +29,6 @@ from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.patches import any_real
 from lra_jax.models.product_keys import ProductKeyMemory
 from lra_jax.models.remat import recompute
-from lra_jax.models.settings import Norm
 
 _NORMS = {"layer": LayerNorm, "instance": InstanceNorm, "batch": BatchNorm}
 
@@ -93,7 +93,7 @@ class EncoderBlock(nnx.Module):
 
         Both are None for a mechanism without one (``MultiHeadAttention.attend``).
         """
-        check_shape("x", x, "B T D", None, None, self.attention.config.in_features)
+        check_shape("x", x, "B T D", None, None, self.attention.in_features)
         sow(self, inputs=x, mask=mask, segment_ids=segment_ids)
         rows = {"mask": mask, "segment_ids": segment_ids}
 
@@ -169,11 +169,11 @@ class TransformerEncoder(nnx.Module):
       vocab_size: token ids are below this; with inputs "vectors", their width C.
       config: the settings.
       rngs: for initialisation.
-      **settings: the fields of `EncoderConfig`; with ``config``, they override its
+      **settings: the fields of `ModelConfig`; with ``config``, they override its
         values.
 
     Raises:
-      ValueError: a size of the vocabulary below 1, or see `EncoderConfig`.
+      ValueError: a size of the vocabulary below 1, or see `ModelConfig`.
 
     Examples:
       >>> encoder = TransformerEncoder(
@@ -189,11 +189,12 @@ class TransformerEncoder(nnx.Module):
         self,
         vocab_size: int,
         *,
-        config: EncoderConfig | None = None,
+        config: ModelConfig | None = None,
         rngs: nnx.Rngs,
         **settings: Any,
     ):
-        config = make_config(EncoderConfig, config, settings)
+        config = dataclasses.replace(config or ModelConfig(), **settings)
+        config.check()
         self.config = config
         self.vocab_size = check_size("vocab_size", vocab_size)
         self.embed = make_inputs(config, vocab_size, rngs)
@@ -350,10 +351,10 @@ class TransformerEncoder(nnx.Module):
         return packed.documents(segment_ids, tokens, tokens)
 
 
-def make_block(config: EncoderConfig, index: int, rngs: nnx.Rngs) -> EncoderBlock:
+def make_block(config: ModelConfig, index: int, rngs: nnx.Rngs) -> EncoderBlock:
     """A block of an encoder, counted from 0."""
     return EncoderBlock(
-        MultiHeadAttention(config=config.layers[index], rngs=rngs),
+        make_attention(config, index, rngs),
         _make_mlp(config, index, rngs),
         config.embed_dim,
         norm=config.norm,
@@ -363,7 +364,44 @@ def make_block(config: EncoderConfig, index: int, rngs: nnx.Rngs) -> EncoderBloc
     )
 
 
-def _make_mlp(config: EncoderConfig, index: int, rngs: nnx.Rngs) -> nnx.Module | None:
+def make_attention(
+    config: ModelConfig, index: int, rngs: nnx.Rngs
+) -> MultiHeadAttention:
+    """The attention of a block, counted from 0.
+
+    Raises:
+      ValueError: see `MultiHeadAttention`; that of a hybrid's other mechanism says so.
+    """
+    mechanism = config.block_mechanism(index)
+    try:
+        return MultiHeadAttention(
+            config.num_heads,
+            config.embed_dim,
+            mechanism=mechanism,
+            options=config.block_options[index],
+            qkv_features=config.qkv_dim,
+            num_kv_heads=config.num_kv_heads,
+            max_length=config.length,
+            is_causal=config.is_causal,
+            short_conv=config.short_conv,
+            conv_grid=config.patch_grid if config.conv_grid else None,
+            gate=config.gate,
+            local_values=config.local_values,
+            rotary=config.positions == "rotary",
+            use_bias=config.qkv_bias,
+            dtype=config.dtype,
+            layer=index,
+            num_layers=config.num_layers,
+            own_parameters=index == 0 or not config.shares_parameters,
+            rngs=rngs,
+        )
+    except ValueError as error:
+        if mechanism == config.main:
+            raise
+        raise within("hybrid", error) from error
+
+
+def _make_mlp(config: ModelConfig, index: int, rngs: nnx.Rngs) -> nnx.Module | None:
     """The second part of a block."""
     kind, rate = config.mlp_kind(index), config.mlp_dropout
     rate = config.dropout if rate is None else rate
@@ -371,9 +409,9 @@ def _make_mlp(config: EncoderConfig, index: int, rngs: nnx.Rngs) -> nnx.Module |
     if kind == "none":
         return None
     if kind == "attention":  # Two gated units replace one attention and one MLP.
-        return MultiHeadAttention(config=config.layers[index], rngs=rngs)
+        return make_attention(config, index, rngs)
     if kind == "product_key":
-        options = dict(config.mlp_options or ())
+        options = parse_options(config.mlp_options, "--model.mlp_options")
         return ProductKeyMemory(config.embed_dim, options, **more)
     sizes = config.embed_dim, config.mlp_dim
     return Mlp(*sizes, gated=kind == "glu", activation=config.activation, **more)

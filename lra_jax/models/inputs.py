@@ -28,18 +28,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax.attention.inputs import check_shape
+from lra_jax.attention.inputs import Grid, check_shape
 from lra_jax.errors import expected
 from lra_jax.models import patches
 from lra_jax.models.adaptive import AdaptiveEmbed
-from lra_jax.models.config import EncoderConfig, Grid
+from lra_jax.models.config import ModelConfig
 from lra_jax.models.layers import Dense, sinusoidal_positions
 
 _POSITION_STD = 0.02
 
 
 def make_inputs(
-    config: EncoderConfig, vocab_size: int, rngs: nnx.Rngs
+    config: ModelConfig, vocab_size: int, rngs: nnx.Rngs
 ) -> nnx.Embed | AdaptiveEmbed | Dense:
     """The layer that `embed_inputs` calls."""
     if config.inputs == "linear":
@@ -47,8 +47,8 @@ def make_inputs(
         return Dense(pixels, config.embed_dim, dtype=config.dtype, rngs=rngs)
     if config.inputs == "vectors":
         return Dense(vocab_size, config.embed_dim, dtype=config.dtype, rngs=rngs)
-    if config.cutoffs:
-        more = {"cutoffs": config.cutoffs, "dtype": config.dtype}
+    if config.clusters:
+        more = {"cutoffs": config.clusters, "dtype": config.dtype}
         return AdaptiveEmbed(vocab_size, config.embed_dim, **more, rngs=rngs)
     init = nnx.initializers.normal(config.embed_std)
     size = vocab_size, config.embed_dim
@@ -164,9 +164,7 @@ def _check_integers(name: str, array: jax.Array) -> None:
         raise expected(name, "an integer dtype", array.dtype)
 
 
-def make_positions(
-    config: EncoderConfig, rngs: nnx.Rngs
-) -> nnx.Param | nnx.Dict | None:
+def make_positions(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param | nnx.Dict | None:
     """The parameters of the position table; None if it has none."""
 
     def table(size: int) -> nnx.Param:
@@ -183,7 +181,7 @@ def make_positions(
 
 
 def position_rows(
-    config: EncoderConfig, parameters: Any, length: int
+    config: ModelConfig, parameters: Any, length: int
 ) -> jax.Array | None:
     """The first rows of the position table, `[length, D]` float32; None if not added.
 

@@ -32,7 +32,7 @@ class LanguageModel(TokenModel):
         if self.encoder.config.inputs != "embedding":
             needed = "'embedding' for a language model"
             raise expected("inputs", needed, repr(self.encoder.config.inputs))
-        adaptive = self.encoder.config.cutoffs
+        adaptive = self.encoder.config.clusters
         bias = None if adaptive else nnx.Param(jnp.zeros((vocab_size,), jnp.float32))
         self.bias: Any = bias
 

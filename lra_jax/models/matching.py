@@ -1,17 +1,16 @@
 """Classification of pairs: whether one document cites the other, for example."""
 
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax.attention.inputs import check_shape, check_size
-from lra_jax.errors import expected, known
+from lra_jax.errors import expected
 from lra_jax.models.inputs import check_lengths
 from lra_jax.models.layers import Dense
 from lra_jax.models.pooling import PooledEncoder
-from lra_jax.models.settings import Interaction
 
 
 class MatchingClassifier(PooledEncoder):
@@ -29,32 +28,24 @@ class MatchingClassifier(PooledEncoder):
     Args:
       vocab_size: token ids are below this.
       num_classes: number of logits.
-      interaction: "concat" or "nli".
       rngs: for initialisation.
-      **settings: pooling, padding, and the encoder's ``config`` or its fields: see
-        `PooledEncoder` and `EncoderConfig`.
+      **settings: a ``config`` or its fields, see `PooledEncoder`.
 
     Raises:
-      ValueError: an unknown interaction, or see the same two.
+      ValueError: see `PooledEncoder`.
     """
 
     INPUTS = ("tokens_1", "lengths_1", "tokens_2", "lengths_2")
     """The arrays of a batch that a call takes, in order."""
 
     def __init__(
-        self,
-        vocab_size: int,
-        num_classes: int,
-        *,
-        interaction: Interaction = "nli",
-        rngs: nnx.Rngs,
-        **settings: Any,
+        self, vocab_size: int, num_classes: int, *, rngs: nnx.Rngs, **settings: Any
     ):
-        self.interaction = known("interaction", interaction, get_args(Interaction))
         super().__init__(vocab_size, rngs=rngs, **settings)
         self.num_classes = check_size("num_classes", num_classes)
         width = self.encoder.config.mlp_dim
-        parts = 4 if interaction == "nli" else 2
+        self.interaction = self.encoder.config.interaction
+        parts = 4 if self.interaction == "nli" else 2
         self.hidden = Dense(parts * self.pooled_features, width, rngs=rngs)
         self.hidden_2 = Dense(width, max(width // 2, 1), rngs=rngs)
         self.logits = Dense(max(width // 2, 1), self.num_classes, rngs=rngs)

@@ -1,5 +1,6 @@
 """A user's options of a mechanism, sorted by where they belong."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -15,6 +16,14 @@ OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal", "deterministic"
 # Accepted, but not settings of the mechanism: how and how precisely it is computed,
 # and which documents a row holds.
 _NOT_OFFERED = {"implementation", "precision", "segment_ids"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options as pairs: those of a mechanism's parameters and of its function."""
+
+    parameters: tuple[tuple[str, Any], ...]
+    function: tuple[tuple[str, Any], ...]
 
 
 def split_options(
@@ -35,17 +44,17 @@ def split_options(
     parameters = set() if make is None else named(make) - SIZES
     parameters -= {"dtype", "rng_key", "rngs"}
     widths = set() if layout is None else named(layout) - {"in_features"}
-    of_parameters = {name: v for name, v in options.items() if name in parameters}
     accepted = set()
     if mechanism.make is None:
         accepted = named(mechanism.attention) - set(OWN_KEYWORDS)
         accepted -= {gate.name for gate in mechanism.gates}
-    of_function = {name: v for name, v in options.items() if name in accepted}
     options_known = accepted | parameters | widths
     for name in options:
         if name not in options_known:
             offered = sorted(options_known - _NOT_OFFERED)
             known(f"option of attention {mechanism.name!r}", name, offered)
+    of_parameters = {name: x for name, x in options.items() if name in parameters}
+    of_function = {name: x for name, x in options.items() if name in accepted}
     return of_parameters, of_function
 
 

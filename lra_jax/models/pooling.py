@@ -12,7 +12,7 @@ How padding is determined:
            gets the mean of all values.
 """
 
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,13 @@ from lra_jax.attention import packed
 from lra_jax.attention.feature_maps import masked_softmax
 from lra_jax.attention.inputs import check_size
 from lra_jax.attention.masking import both, next_position
-from lra_jax.errors import expected, known
-from lra_jax.models.config import EncoderConfig, make_config
+from lra_jax.errors import expected
+from lra_jax.models.config import ModelConfig
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import known_values, length_mask
 from lra_jax.models.layers import Dense, rows_at
 from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.patches import any_real
-from lra_jax.models.settings import Padding, Pooling
 
 # For attention pooling.
 _QUERIES = 4
@@ -40,47 +39,37 @@ class PooledEncoder(nnx.Module):
 
     Args:
       vocab_size: token ids are below this.
-      pooling: "mean" over the real tokens; "cls", the row of a learned vector in front
-        of them; "first", the row of the first token; "last", that of the last real
-        one; "ends", the rows of the first and the last real token, concatenated;
-        "attention", four means, concatenated, each weighted by the softmax over the
-        real tokens of ``q . x / sqrt(D)`` with a learned q; "attention+ends", both; or
-        "flatten", the GELU of all ``max_length`` rows, concatenated, 0 at padding.
-      padding: "lengths" or "zeros", see above.
-      config: the encoder's settings, except ``cls_token``, which pooling determines.
+      config: the settings, among them pooling: "mean" over the real tokens; "cls", the
+        row of a learned vector in front of them; "first", the row of the first token;
+        "last", that of the last real one; "ends", the rows of the first and the last
+        real token, concatenated; "attention", four means, concatenated, each weighted
+        by the softmax over the real tokens of ``q . x / sqrt(D)`` with a learned q;
+        "attention+ends", both; or "flatten", the GELU of all ``max_length`` rows,
+        concatenated, 0 at padding.
       rngs: for initialisation.
-      **settings: the fields of `EncoderConfig`; with ``config``, they override its
+      **settings: the fields of `ModelConfig`; with ``config``, they override its
         values.
 
     Raises:
-      ValueError: an unknown pooling or padding, a class vector that the pooling does
-        not use, a pooling that does not depend on the input, or see `EncoderConfig`.
+      ValueError: a pooling that does not depend on the input, or see `ModelConfig`.
     """
 
     def __init__(
         self,
         vocab_size: int,
         *,
-        pooling: Pooling = "mean",
-        padding: Padding = "lengths",
-        config: EncoderConfig | None = None,
+        config: ModelConfig | None = None,
         rngs: nnx.Rngs,
         **settings: Any,
     ):
-        self.pooling = known("pooling", pooling, get_args(Pooling))
-        self.padding = known("padding", padding, get_args(Padding))
-        asked = settings.get("cls_token", config is not None and config.cls_token)
-        if asked and pooling != "cls":
-            raise expected("cls_token", f"False with pooling={pooling!r}", asked)
-        settings |= {"cls_token": pooling == "cls"}
-        config = make_config(EncoderConfig, config, settings)
-        if padding == "zeros" and config.inputs == "vectors":
-            needed = "'lengths' with inputs='vectors', where 0 is a value"
-            raise expected("padding", needed, f"{padding!r}")
-        reason = _why_constant(config, pooling, padding)
+        self.encoder = TransformerEncoder(
+            vocab_size, config=config, rngs=rngs, **settings
+        )
+        config = self.encoder.config
+        self.pooling, self.padding = config.pooling, config.padding
+        pooling, reason = config.pooling, _why_constant(config)
         if reason:
             raise expected("pooling", f"another value with {reason}", f"{pooling!r}")
-        self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
         width = config.embed_dim
         draw = nnx.initializers.normal(1.0)
         # One assignment: an attribute first set to None cannot become a parameter.
@@ -243,20 +232,22 @@ def is_of_reconstruction(path: tuple[Any, ...], variable: Any) -> bool:
     return path[0] in ("encoder", "tokens")
 
 
-def _why_constant(config: EncoderConfig, pooling: str, padding: str) -> str:
+def _why_constant(config: ModelConfig) -> str:
     """Why the pooled vectors do not depend on the input; "" if they do.
 
     Over the positions of a sequence, instance-normalised rows have a fixed mean, and
     rows of padding are all the same. An image often begins with black pixels, which
     ``padding="zeros"`` takes for padding.
     """
+    pooling = config.pooling
     if config.is_causal and pooling == "first":
         return "is_causal, where the first token sees no other"
     if config.norm != "instance":
         return ""
     if pooling == "mean":
         return "norm='instance', after which every mean is the same"
-    if config.grid is not None and padding == "zeros" and pooling in ("cls", "first"):
+    blank = config.grid is not None and config.padding == "zeros"
+    if blank and pooling in ("cls", "first"):
         reason = "after which padding='zeros' gives a first black pixel a constant row"
         return f"norm='instance', {reason}"
     return ""

@@ -27,11 +27,10 @@ from lra_jax.files import expand_home, parse_json, read_bytes, read_json
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import RunningMean
-from lra_jax.models.config import AttentionConfig, Options
 from lra_jax.models.inputs import check_ids, embed_inputs
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
 from lra_jax.models.padding import order_real_first, reorder
-from lra_jax.models.saved import FILE, Saved, own_settings
+from lra_jax.models.saved import FILE, Saved, own_sizes
 
 
 class PretrainedConfig(NamedTuple):
@@ -97,13 +96,13 @@ class PretrainedBlock(nnx.Module):
     def __init__(
         self,
         config: PretrainedConfig,
-        attention: AttentionConfig,
+        attention: MultiHeadAttention,
         dropout: float,
         rngs: nnx.Rngs,
     ):
         width, epsilon = config.embed_dim, config.epsilon
         self.attention_norm = LayerNorm(width, epsilon=epsilon)
-        self.attention = MultiHeadAttention(config=attention, rngs=rngs)
+        self.attention = attention
         self.mlp_norm = LayerNorm(width, epsilon=epsilon)
         self.inner = Dense(width, config.mlp_dim, rngs=rngs)
         self.outer = Dense(config.mlp_dim, width, rngs=rngs)
@@ -144,12 +143,12 @@ class PretrainedEncoder(nnx.Module):
 
     Args:
       config: the sizes.
-      mechanism, options: the attention, see `AttentionConfig`.
+      mechanism, options: the attention, see `MultiHeadAttention`.
       dropout: rate on embeddings, attention and MLP, in calls with ``rngs``.
       rngs: for initialisation.
 
     Raises:
-      ValueError: see `AttentionConfig`; or arrays shared by all blocks.
+      ValueError: see `MultiHeadAttention`; or arrays shared by all blocks.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class PretrainedEncoder(nnx.Module):
         config: PretrainedConfig,
         mechanism: Any,
         *,
-        options: Options = None,
+        options: Mapping[str, Any] | None = None,
         dropout: float = 0.1,
         rngs: nnx.Rngs,
     ):
@@ -177,15 +176,16 @@ class PretrainedEncoder(nnx.Module):
         self.dropout = Dropout(dropout)
 
         def block(index: int) -> PretrainedBlock:
-            attention = AttentionConfig(
-                num_heads=config.num_heads,
-                in_features=width,
+            attention = MultiHeadAttention(
+                config.num_heads,
+                width,
                 mechanism=mechanism,
                 options=options,
                 max_length=config.max_length,
                 is_causal=config.is_causal,
                 layer=index,
                 num_layers=config.num_layers,
+                rngs=rngs,
             )
             return PretrainedBlock(config, attention, dropout, rngs)
 
@@ -277,7 +277,7 @@ def from_softmax(
     source: Any,
     mechanism: Any = "softmax",
     *,
-    options: Options = None,
+    options: Mapping[str, Any] | None = None,
     dropout: float = 0.1,
     rngs: nnx.Rngs | None = None,
 ) -> Any:
@@ -564,15 +564,13 @@ def fill(model: nnx.Module, arrays: Mapping[str, Any], source: str) -> None:
         raise expected(source, "no further arrays", ", ".join(left))
 
 
-def _of_ours(
-    source: Any, mechanism: Any, options: Options, rngs: nnx.Rngs
-) -> nnx.Module:
+def _of_ours(source: Any, mechanism: Any, options: Any, rngs: nnx.Rngs) -> nnx.Module:
     model = source.model if isinstance(source, Saved) else source
     try:
-        settings, config = own_settings(model), model.encoder.config
+        sizes, config = own_sizes(model), model.encoder.config
     except ValueError as error:
         raise renamed(error, "source") from error
-    names = {resolve(one).name for one in config.hybrid or (config.mechanism,)}
+    names = {one.name for one in config.turn}
     if names != {"softmax"}:
         got = f"one of {', '.join(map(repr, sorted(names)))}"
         raise expected("source", "a model of softmax attention", got)
@@ -581,9 +579,9 @@ def _of_ours(
         requirement = "one without a gate, since the source has its own"
         raise expected("mechanism", requirement, f"{entry.name!r}")
     config = dataclasses.replace(
-        config, mechanism=mechanism, options=options, hybrid=()
+        config, mechanism=mechanism, attention_options=options or "", hybrid=""
     )
-    new = type(model)(**settings, config=config, rngs=rngs)
+    new = type(model)(**sizes, config=config, rngs=rngs)
     state = nnx.to_flat_state(nnx.state(model, _COPIED))
     old = {".".join(map(str, path)): array[...] for path, array in state}
     fill(new, old, "source")

@@ -30,7 +30,7 @@ from lra_jax.files import expand_home, read_json
 from lra_jax.models import arrays
 from lra_jax.models.attention import Buffer
 from lra_jax.models.classifier import SequenceClassifier
-from lra_jax.models.config import EncoderConfig
+from lra_jax.models.config import ModelConfig, parse_options
 from lra_jax.models.language import CausalLM, LanguageModel, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
 from lra_jax.models.raw import IDS, Raw, Read, check_fits, check_raw, reader
@@ -39,16 +39,19 @@ from lra_jax.models.tokens import AutoEncoder, TokenClassifier
 FILE = "model.safetensors"
 """The name of a model's file in a run directory."""
 
-# The settings of each kind, other than vocabulary, classes and encoder.
-_KINDS: dict[Any, tuple[str, ...]] = {
-    SequenceClassifier: ("pooling", "padding"),
-    MatchingClassifier: ("pooling", "padding", "interaction"),
-    CausalLM: (),
-    MaskedLM: (),
-    TokenClassifier: (),
-    AutoEncoder: (),
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        SequenceClassifier,
+        MatchingClassifier,
+        CausalLM,
+        MaskedLM,
+        TokenClassifier,
+        AutoEncoder,
+    )
 }
-_BY_NAME = {kind.__name__: kind for kind in _KINDS}
+# Settings of an encoder that earlier versions saved under another name.
+_FORMER = {"options": "attention_options", "qkv_features": "qkv_dim"}
 
 
 class Prediction(NamedTuple):
@@ -75,7 +78,7 @@ class Saved:
     """
 
     model: Any
-    config: EncoderConfig
+    config: ModelConfig
     raw: Raw = dataclasses.field(default_factory=lambda: IDS)
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -356,7 +359,7 @@ def _check_seal(described: dict[str, Any], notes: Path, file: Path) -> None:
 
 def is_known(model: nnx.Module) -> bool:
     """Whether `save` takes models of this kind."""
-    return type(model) in _KINDS
+    return type(model) in _KINDS.values()
 
 
 def describe(model: Any) -> dict[str, Any]:
@@ -366,22 +369,20 @@ def describe(model: Any) -> dict[str, Any]:
       ValueError: see `save`.
     """
     if not is_known(model) and isinstance(model, nnx.Module):
-        needed = (
-            f"one of {', '.join(_BY_NAME)} (`save_arrays` takes the state of others)"
-        )
+        needed = f"one of {', '.join(_KINDS)} (`save_arrays` takes the state of others)"
         raise expected("model", needed, a_thing(model))
-    others, config = own_settings(model), model.encoder.config
+    sizes, config = own_sizes(model), model.encoder.config
     settings = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)
     }
     settings["mechanism"] = _spelled(config.mechanism)
-    settings["hybrid"] = [_spelled(one) for one in config.hybrid]
+    settings["hybrid"] = [_spelled(one) for one in config.hybrid_names]
     dtype = settings["dtype"]  # A dtype, or a scalar type such as jnp.bfloat16.
     settings["dtype"] = None if dtype is None else str(jnp.dtype(dtype))
-    for name in ("options", "mlp_options"):
-        settings[name] = dict(settings[name])
+    for name in ("attention_options", "mlp_options"):
+        settings[name] = parse_options(settings[name])
         _check_options(name, settings[name])
-    described = {"kind": type(model).__name__, **others, "encoder": settings}
+    described = {"kind": type(model).__name__, **sizes, "encoder": settings}
     return _json("model", described)
 
 
@@ -398,8 +399,8 @@ def _spelled(spec: Any) -> str:
         raise expected("model", needed, got) from error
 
 
-def own_settings(model: Any) -> dict[str, Any]:
-    """The settings of a model, other than its encoder's.
+def own_sizes(model: Any) -> dict[str, int]:
+    """The sizes of a model's vocabulary and of its classes.
 
     Raises:
       ValueError: it is not one of this package's models.
@@ -408,12 +409,11 @@ def own_settings(model: Any) -> dict[str, Any]:
         got = a_thing(model)
         if isinstance(model, Saved):
             got += ", whose attribute `model` is one"
-        raise expected("model", f"one of {', '.join(_BY_NAME)}", got)
-    # The classes of a language model are its vocabulary.
-    names = () if isinstance(model, LanguageModel) else ("num_classes",)
-    names += _KINDS[type(model)]
-    settings = {name: getattr(model, name) for name in names}
-    return {"vocab_size": model.encoder.vocab_size, **settings}
+        raise expected("model", f"one of {', '.join(_KINDS)}", got)
+    sizes = {"vocab_size": model.encoder.vocab_size}
+    if not isinstance(model, LanguageModel):  # Its classes are its vocabulary.
+        sizes["num_classes"] = model.num_classes
+    return sizes
 
 
 def _check_options(kind: str, options: Mapping[str, Any]) -> None:
@@ -461,15 +461,18 @@ def maker(
       ValueError: it is not a description, or names code that is not allowed.
     """
     rest = dict(described)
-    kind = _BY_NAME[known("kind", rest.pop("kind"), _BY_NAME)]
+    kind = _KINDS[known("kind", rest.pop("kind"), _KINDS)]
     stored = drop_removed("model", rest.pop("encoder"), "model")
-    settings = {name: _tuples(value) for name, value in stored.items()}
+    settings = {_FORMER.get(name, name): _tuples(x) for name, x in stored.items()}
+    settings.pop("cls_token", None)  # Of earlier versions, which had the rest beside.
+    for name in {"pooling", "padding", "interaction"} & rest.keys():
+        settings[name] = rest.pop(name)
     dtype = settings["dtype"]
     for mechanism in (settings["mechanism"], *settings["hybrid"]):
         if not allow_code and ":" in mechanism:
             raise expected("allow_code", f"True to import {mechanism!r}", False)
     settings["dtype"] = None if dtype is None else jnp.dtype(dtype)
-    config = EncoderConfig(**settings)
+    config = ModelConfig(**settings)
     return lambda rngs: kind(**rest, config=config, rngs=rngs)
 
 

@@ -28,8 +28,8 @@ def state_size(encoder: TransformerEncoder) -> int | None:
 
 
 def _layer_size(layer: MultiHeadAttention) -> int | None:
-    config, mechanism = layer.config, layer.mechanism
-    if not (mechanism.stream and config.is_causal):
+    mechanism = layer.mechanism
+    if not (mechanism.stream and layer.is_causal):
         return None
     if mechanism.find_prefill() is None:
         return None

@@ -21,7 +21,6 @@ from lra_jax.attention.masking import check_mask, next_position
 from lra_jax.attention.registry import Mechanism, accepted_keywords
 from lra_jax.attention.streams import show_shapes
 from lra_jax.errors import expected
-from lra_jax.models.config import AttentionConfig
 from lra_jax.models.inputs import known_values
 from lra_jax.models.layers import rotate, rows_at
 
@@ -42,8 +41,12 @@ class LayerState(NamedTuple):
 class Layer(Protocol):
     """The parts of a `MultiHeadAttention` that a stream needs."""
 
-    config: AttentionConfig
     mechanism: Mechanism
+    in_features: int
+    max_length: int | None
+    is_causal: bool
+    rotary: bool
+    short_conv: int
 
     def project(self, inputs: jax.Array, mask: jax.Array, skip: int) -> Any:
         """Queries, keys, values and all other keywords."""
@@ -69,7 +72,7 @@ def init_state(layer: Layer, batch_size: int, dtype: Any = jnp.float32) -> Layer
     Raises:
       ValueError: see `prefill`.
     """
-    shape = check_size("batch_size", batch_size), 1, layer.config.in_features
+    shape = check_size("batch_size", batch_size), 1, layer.in_features
     hidden = jnp.zeros(shape[:2], bool)
     return prefill(layer, jnp.zeros(shape, dtype), mask=hidden)[1]
 
@@ -102,7 +105,7 @@ def prefill(
         that is known (not traced) is padded on the wrong side.
     """
     run = _find_prefill(layer)
-    check_shape("inputs", inputs, "B T D", None, None, layer.config.in_features)
+    check_shape("inputs", inputs, "B T D", None, None, layer.in_features)
     batch, length, _ = inputs.shape
     if not length:
         raise expected("inputs", "at least one position", f"shape {inputs.shape}")
@@ -110,20 +113,20 @@ def prefill(
     if mask is not None:
         _check_side(layer, mask)
     seen = jnp.ones((batch, length), bool) if mask is None else mask
-    before = max(layer.config.short_conv - 1, 0)
+    before = max(layer.short_conv - 1, 0)
     recent, real, position = _earlier(state, inputs, before)
     if before:  # The window of a convolution reaches back into the earlier parts.
         inputs = jnp.concatenate([recent, inputs], 1)
         seen = jnp.concatenate([real, seen], 1)
     query, key, value, keywords = layer.project(inputs, seen, skip=before)
     ends = next_position(mask, batch, length)
-    if layer.config.rotary:
-        longest = layer.config.max_length
+    if layer.rotary:
+        longest = layer.max_length
         check_room("inputs", state, length if mask is None else ends, longest)
         turn = position[:, None] + jnp.arange(length)[None]
         query, key = (rotate(x, turn, longest) for x in (query, key))
     # A state records for how many positions it was made.
-    keywords["max_length"] = layer.config.max_length if state is None else None
+    keywords["max_length"] = layer.max_length if state is None else None
     earlier = None if state is None else state.mechanism
     more = _keywords_of(run, keywords, layer)
     out, after = run(query, key, value, mask=mask, state=earlier, **more)
@@ -182,7 +185,7 @@ def step(
     Raises:
       ValueError: see `prefill`.
     """
-    check_shape("inputs", inputs, "B D", None, layer.config.in_features)
+    check_shape("inputs", inputs, "B D", None, layer.in_features)
     out, state = prefill(layer, inputs[:, None], state=state)
     return out[:, 0], state
 
@@ -213,7 +216,7 @@ def check_room(
 
 def _check_side(layer: Layer, mask: jax.Array) -> None:
     """Refuses padding on the left where it would change what a mechanism sees."""
-    if not layer.config.rotary or layer.mechanism.rotary:
+    if not layer.rotary or layer.mechanism.rotary:
         return
     known = known_values(mask)
     if known is not None and (known.any(1) > known[:, 0]).any():
@@ -224,8 +227,7 @@ def _check_side(layer: Layer, mask: jax.Array) -> None:
 
 def _find_prefill(layer: Layer) -> Callable[..., Any]:
     """The prefill of a layer's mechanism; raises ``ValueError`` if it has no stream."""
-    config = layer.config
-    if not config.is_causal:
+    if not layer.is_causal:
         raise expected("layer", "one with is_causal=True for a stream", "one without")
     name = layer.mechanism.name
     if not layer.mechanism.stream:
@@ -235,7 +237,7 @@ def _find_prefill(layer: Layer) -> Callable[..., Any]:
     if run is None:
         needed = "a mechanism with NAME_prefill beside its function, for a stream"
         raise expected("layer", needed, repr(name))
-    if config.rotary and config.max_length is None:
+    if layer.rotary and layer.max_length is None:
         needed = "one with max_length for a stream with rotary positions"
         raise expected("layer", needed, "one without")
     return run

@@ -8,7 +8,7 @@ from flax import nnx
 
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected
-from lra_jax.models.config import EncoderConfig, make_config
+from lra_jax.models.config import ModelConfig
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import length_mask
 from lra_jax.models.layers import (
@@ -27,11 +27,11 @@ class TokenModel(nnx.Module):
       vocab_size: token ids are below this.
       config: the encoder's settings.
       rngs: for initialisation.
-      **settings: the fields of `EncoderConfig`; with ``config``, they override its
+      **settings: the fields of `ModelConfig`; with ``config``, they override its
         values.
 
     Raises:
-      ValueError: see `EncoderConfig`; or a class vector or a reconstruction, which only
+      ValueError: see `ModelConfig`; or a class vector or a reconstruction, which only
         classifiers of whole sequences have.
     """
 
@@ -44,17 +44,19 @@ class TokenModel(nnx.Module):
         self,
         vocab_size: int,
         *,
-        config: EncoderConfig | None = None,
+        config: ModelConfig | None = None,
         rngs: nnx.Rngs,
         **settings: Any,
     ):
-        config = make_config(EncoderConfig, config, settings)
-        plain = {"cls_token": False, "reconstructs": False, "patch": 1}
-        for name, value in plain.items():
-            if getattr(config, name) != value:
-                needed = f"{value} for a model of single positions"
-                raise expected(name, needed, getattr(config, name))
-        self.encoder = TransformerEncoder(vocab_size, config=config, rngs=rngs)
+        self.encoder = TransformerEncoder(
+            vocab_size, config=config, rngs=rngs, **settings
+        )
+        config = self.encoder.config
+        others = {"pooling": config.cls_token, "reconstructs": config.reconstructs}
+        others["patch"] = config.patch > 1
+        for name in (name for name, is_set in others.items() if is_set):
+            needed = "another value for a model of single positions"
+            raise expected(name, needed, f"{getattr(config, name)!r}")
 
     def __call__(
         self,

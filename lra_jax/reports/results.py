@@ -250,7 +250,7 @@ def _parts(model: ModelConfig) -> list[str]:
     """The parts of the model besides attention and a plain MLP."""
     window = f"{model.short_conv}" + f" x {model.short_conv}" * model.conv_grid
     parts = {
-        f"blocks of {model.hybrid.replace(',', ' and ')} in turn": model.hybrid,
+        f"blocks of {' and '.join(model.hybrid_names)} in turn": model.hybrid,
         f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,
         f"short convolution of {window}": model.short_conv,
         "output gate": model.gate,

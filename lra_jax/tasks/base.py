@@ -1,26 +1,29 @@
 """Models and objectives from which tasks are assembled."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from lra_jax.configs import Config
+from lra_jax.attention import registry
+from lra_jax.attention.sharded.sequence import sequence_parallel
+from lra_jax.configs import Config, ModelConfig
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.errors import known
 from lra_jax.models import (
     AutoEncoder,
+    CausalLM,
+    MaskedLM,
     MatchingClassifier,
     SequenceClassifier,
     TokenClassifier,
 )
-from lra_jax.tasks.encoder import encoder_config
 
-Model = TypeVar(
-    "Model", SequenceClassifier, MatchingClassifier, TokenClassifier, AutoEncoder
-)
 Batch = Mapping[str, jax.Array]
 Sums = dict[str, jax.Array]
 
@@ -69,51 +72,67 @@ def summed(logits: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
     }
 
 
-def make_classifier(
-    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
-) -> SequenceClassifier:
-    """The encoder and head that a config describes, for a dataset's vocabulary."""
-    return _make(SequenceClassifier, config, dataset, rngs, **_pooling(config))
+def encoder_config(
+    config: Config, image_shape: tuple[int, int] | None = None
+) -> ModelConfig:
+    """The encoder of a run, for images of this shape if the task has any.
+
+    Raises:
+      ValueError: see `ModelConfig.check`.
+    """
+    split = config.train.seq_devices > 1
+    main = registry.resolve(config.attention, "--attention")
+    mechanism: Any = sequence_parallel(main) if split else config.attention
+    hybrid = [
+        mechanism
+        if name == config.attention or registry.MECHANISMS.get(name) == main
+        else _other(name, split)
+        for name in config.model.hybrid_names
+    ]
+    encoder = dataclasses.replace(
+        config.model,
+        mechanism=mechanism,
+        hybrid=hybrid,
+        grid=image_shape,
+        reconstructs=config.pretrain.steps > 0,
+        remat=config.train.remat,
+        dtype=jnp.dtype(config.train.dtype),
+    )
+    encoder.check()
+    return encoder
 
 
-def make_token_classifier(
-    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
-) -> TokenClassifier:
-    """The classifier of single positions that a config describes."""
-    return _make(TokenClassifier, config, dataset, rngs)
+def _other(name: str, split: bool) -> str | registry.Mechanism:
+    """A hybrid's other mechanism; only a name, so that no other code is imported."""
+    known("--model.hybrid", name, registry.MECHANISMS)
+    return sequence_parallel(name) if split else name
 
 
-def make_auto_encoder(
-    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
-) -> AutoEncoder:
-    """The model that a config describes, from one vector to all positions."""
-    return _make(AutoEncoder, config, dataset, rngs)
-
-
-def make_matcher(
-    config: Config, dataset: SequenceDataset, rngs: nnx.Rngs
-) -> MatchingClassifier:
-    """The classifier of pairs that a config describes."""
-    interaction = config.model.interaction
-    settings = {"interaction": interaction, **_pooling(config)}
-    return _make(MatchingClassifier, config, dataset, rngs, **settings)
-
-
-def _pooling(config: Config) -> dict[str, Any]:
-    return {"pooling": config.model.pooling, "padding": config.model.padding}
-
-
-def _make(
-    kind: type[Model],
+def make_model(
+    kind: Callable[..., Any],
     config: Config,
     dataset: SequenceDataset,
     rngs: nnx.Rngs,
-    **settings: Any,
-) -> Model:
-    return kind(
-        dataset.vocab_size,
-        dataset.num_classes,
-        config=encoder_config(config, dataset.image_shape),
-        **settings,
-        rngs=rngs,
-    )
+    **sizes: int,
+) -> Any:
+    """A model that a config describes, for a dataset's vocabulary and images."""
+    encoder = encoder_config(config, dataset.image_shape)
+    return kind(dataset.vocab_size, **sizes, config=encoder, rngs=rngs)
+
+
+def _make_scorer(
+    kind: Callable[..., Any],
+    config: Config,
+    dataset: SequenceDataset,
+    rngs: nnx.Rngs,
+) -> Any:
+    sizes = {"num_classes": dataset.num_classes}
+    return make_model(kind, config, dataset, rngs, **sizes)
+
+
+make_classifier = functools.partial(_make_scorer, SequenceClassifier)
+make_matcher = functools.partial(_make_scorer, MatchingClassifier)
+make_token_classifier = functools.partial(_make_scorer, TokenClassifier)
+make_auto_encoder = functools.partial(_make_scorer, AutoEncoder)
+make_causal = functools.partial(make_model, CausalLM)
+make_masked = functools.partial(make_model, MaskedLM)

@@ -3,7 +3,6 @@
 Whatever else is wrong raises by itself, where it is used.
 """
 
-import dataclasses
 import warnings
 from typing import Any
 
@@ -17,8 +16,9 @@ from lra_jax.data.buckets import parse_buckets
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.stages import Curriculum, LengthWarmup
 from lra_jax.errors import expected
-from lra_jax.models import AttentionConfig, Buffer, MultiHeadAttention
-from lra_jax.tasks.encoder import encoder_config
+from lra_jax.models import Buffer, MultiHeadAttention
+from lra_jax.models.encoder import make_block
+from lra_jax.tasks.base import encoder_config
 from lra_jax.tasks.probes import check_heeds
 from lra_jax.tasks.task import Task
 
@@ -119,32 +119,39 @@ def check_on_devices(config: Config, task: Task) -> None:
     # All images are of one size, so they have no padding.
     padded = task.image_shape is None or config.model.padding == "zeros"
     packs = task.packs_rows or config.data.packing
-    kinds = {(one.mechanism, one.options): one for one in encoder.layers}
-    for layer in kinds.values():
-        layer = dataclasses.replace(layer, own_parameters=True)
-        _trace(layer, length, padded, packs)
+    kinds = {
+        (encoder.block_mechanism(index), repr(options)): index
+        for index, options in reversed([*enumerate(encoder.block_options)])
+    }
+    for index in kinds.values():
+        layer = nnx.eval_shape(
+            lambda index=index: make_block(encoder, index, nnx.Rngs(0)).attention
+        )
+        _trace(layer, encoder.dtype, length, padded, packs)
         if layer.mechanism.foreign:
-            check_heeds(layer, length, padded, packs)
+            masked = padded and layer.accepts("mask")
+            check_heeds(encoder, index, length, masked, packs)
 
 
-def _trace(config: AttentionConfig, length: int, padded: bool, packs: bool) -> None:
+def _trace(
+    layer: MultiHeadAttention, dtype: Any, length: int, padded: bool, packs: bool
+) -> None:
     """Traces a layer and its gradient on two sequences, so that an attention that does
     not fit the run fails before the data are made."""
-    shape = (2, length, config.in_features)
+    shape = (2, length, layer.in_features)
     arrays: dict[str, Any] = {}
     if padded:
         arrays["mask"] = jax.ShapeDtypeStruct(shape[:2], bool)
     if packs:
         arrays["segment_ids"] = jax.ShapeDtypeStruct(shape[:2], jnp.int32)
 
-    layer = nnx.eval_shape(lambda: MultiHeadAttention(config=config, rngs=nnx.Rngs(0)))
     graph, params, buffers = nnx.split(layer, nnx.Param, Buffer)  # As in training.
 
     def total(params: Any, inputs: jax.Array, buffers: Any, arrays: Any) -> jax.Array:
         layer = nnx.merge(graph, params, buffers)
         return layer(inputs, **arrays).astype(jnp.float32).sum()
 
-    inputs = jax.ShapeDtypeStruct(shape, config.dtype)
+    inputs = jax.ShapeDtypeStruct(shape, dtype)
     with warnings.catch_warnings():  # The run itself will warn.
         warnings.simplefilter("ignore", UserWarning)
         jax.eval_shape(jax.grad(total, (0, 1)), params, inputs, buffers, arrays)

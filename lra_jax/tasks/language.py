@@ -12,25 +12,26 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lra_jax import vocabularies
-from lra_jax.configs import Config
+from lra_jax.configs import Config, ModelConfig
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.language import labelled
 from lra_jax.errors import InputError, expected, renamed, within
-from lra_jax.models import CausalLM, MaskedLM, SequenceClassifier, load
+from lra_jax.models import MaskedLM, SequenceClassifier, load
+from lra_jax.models.config import parse_options
 from lra_jax.models.saved import arrays_of, read_kind_and_raw
-from lra_jax.tasks.base import Batch, Sums, make_classifier, summed
-from lra_jax.tasks.encoder import encoder_config
+from lra_jax.tasks.base import (
+    Batch,
+    Sums,
+    encoder_config,
+    make_classifier,
+    summed,
+)
 
 # As in BERT and RoBERTa: the share of tokens to predict, and how they are masked.
 _ASKED = 0.15
 _MASKED, _RANDOM = 0.8, 0.1
 # Above this vocabulary size, not all logits are kept at once.
 _LARGE = 16_384
-
-
-def make_causal(config: Config, dataset: SequenceDataset, rngs: nnx.Rngs) -> CausalLM:
-    """The decoder that a config describes, for a dataset's vocabulary."""
-    return CausalLM(dataset.vocab_size, config=encoder_config(config), rngs=rngs)
 
 
 def next_token_loss(
@@ -92,11 +93,6 @@ def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]
         bits = loss * dataset.num_targets(split) / math.log(2)
         scores["bits_per_byte"] = bits / dataset.num_bytes[split]
     return scores
-
-
-def make_masked(config: Config, dataset: SequenceDataset, rngs: nnx.Rngs) -> MaskedLM:
-    """The encoder that a config describes, for a dataset's vocabulary."""
-    return MaskedLM(dataset.vocab_size, config=encoder_config(config), rngs=rngs)
 
 
 def hidden_token_loss(
@@ -230,8 +226,6 @@ def make_finetuned(
         size,
         dataset.num_classes,
         config=encoder,
-        pooling=config.model.pooling,
-        padding=config.model.padding,
         rngs=rngs,
     )
     nnx.update(model.encoder, nnx.state(saved.model.encoder))
@@ -257,29 +251,28 @@ def _check_masked(kind: str) -> None:
 
 
 _FREE = ("dropout", "input_dropout", "mlp_dropout", "remat", "dtype", "reconstructs")
-"""Settings of an encoder that its arrays do not depend on."""
+_OF_HEAD = ("padding", "interaction", "pooling")
+"""Settings of a model that the arrays of its encoder do not depend on."""
 
 
-def _check_same(encoder: Any, saved: Any) -> None:
-    """Refuses an encoder unlike the checkpoint's, except for `_FREE`.
+def _check_same(encoder: ModelConfig, saved: ModelConfig) -> None:
+    """Refuses an encoder unlike the checkpoint's.
 
     A vector for masked tokens is an addition to the checkpoint's arrays.
     """
+    if encoder.cls_token:
+        raise expected("pooling", "that of a checkpoint without a class vector", "cls")
     for field in dataclasses.fields(encoder):
-        if field.name in _FREE:
-            continue
-        needed, got = getattr(saved, field.name), getattr(encoder, field.name)
-        if field.name in ("options", "mlp_options"):
-            needed, got = dict(needed), dict(got)
-        if needed != got:
-            names = [_as_flag(field.name, x) for x in (needed, got)]
-            raise expected(field.name, f"{names[0]}, of the checkpoint", names[1])
+        needed, got = (_as_flag(one, field.name) for one in (saved, encoder))
+        if field.name not in (*_FREE, *_OF_HEAD) and needed != got:
+            raise expected(field.name, f"{needed}, of the checkpoint", got)
 
 
-def _as_flag(name: str, value: Any) -> str:
+def _as_flag(config: ModelConfig, name: str) -> str:
     """A setting of an encoder as it is written on the command line."""
-    if name in ("options", "mlp_options"):
-        return ",".join(f"{n}={x}" for n, x in value.items()) or "none"
+    value = getattr(config, name)
+    if name in ("attention_options", "mlp_options"):
+        value = tuple(f"{n}={x}" for n, x in parse_options(value).items())
     if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    return str(getattr(value, "name", value))
+        value = ",".join(str(getattr(one, "name", one)) for one in value)
+    return str(getattr(value, "name", value)) or "none"

@@ -32,7 +32,7 @@ def classifier(mechanism="softmax", num_layers=2, **settings):
         9,
         3,
         mechanism=mechanism,
-        options=settings.pop("options", OPTIONS.get(mechanism)),
+        attention_options=settings.pop("options", OPTIONS.get(mechanism)),
         num_layers=num_layers,
         embed_dim=8,
         mlp_dim=8,
@@ -144,7 +144,7 @@ def test_a_memory_is_carried_while_blocks_are_watched():
 def test_blocks_that_share_arrays_and_are_computed_again():
     """Twelve of them: in their own order, with the first one's projections."""
     options = {"sharing": "layerwise", "features": 4}
-    model = classifier("linformer", 12, options=options, remat=True)
+    model = classifier("linformer", 12, attention_options=options, remat=True)
     run = lambda: model(TOKENS, LENGTHS)  # noqa: E731
     captured = capture(model, run)
     first = model.encoder.blocks[0].attention.parameters

@@ -9,7 +9,7 @@ import pytest
 
 from lra_jax import attention, models
 from lra_jax.configs import get_preset
-from lra_jax.tasks.encoder import encoder_config
+from lra_jax.tasks.base import encoder_config
 
 from . import dense
 from .mechanisms import assert_close, assert_rejects, inputs, pulled_back, takes
@@ -103,20 +103,15 @@ def test_the_grid_of_a_task(name: str) -> None:
     config = get_preset("image", "compact", name)
     config = config.replace(model={"attention_options": "grid=true,eps=1e-5"})
     encoder = encoder_config(config, (32, 32))
-    wanted = (("grid", (32, 32)), ("eps", 1e-5))
-    assert encoder.layers[0].options == wanted
-    with pytest.raises(ValueError, match=r"^grid: expected an image task"):
+    assert encoder.block_options[0] == {"grid": (32, 32), "eps": 1e-5}
+    with pytest.raises(ValueError, match=r"^grid: expected images, which an image"):
         encoder_config(config, None)
 
 
 def test_the_grid_of_a_model() -> None:
-    small = models.EncoderConfig(
-        num_layers=1, embed_dim=4, max_length=8, options={"grid": True}, grid=GRID
-    )
-    assert small.layers[0].keywords["grid"] == GRID
-    for more in ({"cls_token": True}, {"is_causal": True}):
+    options = {"attention_options": {"grid": True}, "grid": GRID, "max_length": 8}
+    assert models.ModelConfig(**options).block_options[0] == {"grid": GRID}
+    for more in ({"pooling": "cls"}, {"is_causal": True}):
         (name,) = more
-        with pytest.raises(ValueError, match=f"{name}: expected False with the option"):
-            _ = models.EncoderConfig(
-                max_length=8, options={"grid": True}, grid=GRID, **more
-            ).layers
+        with pytest.raises(ValueError, match=f"{name}: expected .* with grid=True"):
+            models.ModelConfig(**options, **more).check()

@@ -6,8 +6,8 @@ import papers_in_small as SCRIPT
 import pytest
 
 from lra_jax.configs import get_preset
-from lra_jax.models import EncoderConfig
-from lra_jax.tasks.encoder import parse_options
+from lra_jax.models import ModelConfig
+from lra_jax.models.config import parse_options
 
 
 def result(folder, rate: float, losses: tuple[float, ...], score: float) -> dict:
@@ -62,4 +62,6 @@ def test_a_part_has_models_that_can_be_made(name: str) -> None:
         options = parse_options(settings.get("model.attention_options", ""))
         causal = get_preset(part.task).model.is_causal
         mechanism = settings["attention"]
-        EncoderConfig(mechanism=mechanism, options=options, is_causal=causal)
+        ModelConfig(
+            mechanism=mechanism, attention_options=options, is_causal=causal
+        ).check()

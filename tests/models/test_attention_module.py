@@ -196,7 +196,7 @@ def test_width_of_the_heads():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_heads": "2"}, "num_heads: expected an int, got '2'"),
+        ({"num_heads": "2"}, "num_heads: expected a positive int, got '2'"),
         ({"mechanism": "no_such_module:f"}, "no_such_module"),
         ({"mechanism": "helpers:FRAGILE_LIMIT"}, "function"),
         ({"mechanism": 3}, "got 3"),

@@ -179,10 +179,10 @@ def projections(model) -> list[dict[str, tuple[int, ...]]]:
 
 def test_layerwise_sharing_is_one_matrix_for_all_blocks():
     options = {"features": 5, "sharing": "layerwise"}
-    model = classifier("linformer", num_layers=3, options=options)
+    model = classifier("linformer", num_layers=3, attention_options=options)
     assert projections(model) == [{"key_projection": (5, 16)}, {}, {}]
     apart = classifier(
-        "linformer", num_layers=3, options=options | {"sharing": "key_value"}
+        "linformer", num_layers=3, attention_options=options | {"sharing": "key_value"}
     )
     assert [len(own) for own in projections(apart)] == [1, 1, 1]
     state = nnx.to_pure_dict(nnx.state(model))
@@ -197,7 +197,9 @@ def test_layerwise_sharing_is_one_matrix_for_all_blocks():
 
 
 def test_a_size_for_each_block():
-    model = classifier("linformer", num_layers=2, options={"features": (6, 3)})
+    model = classifier(
+        "linformer", num_layers=2, attention_options={"features": (6, 3)}
+    )
     assert [own["key_projection"] for own in projections(model)] == [(6, 16), (3, 16)]
     assert np.isfinite(logits(model, tokens(), LENGTHS)).all()
 
@@ -213,13 +215,13 @@ def test_a_size_for_each_block():
 )
 def test_options_by_block_that_do_not_fit(options, message):
     with pytest.raises(ValueError, match=message):
-        classifier("linformer", num_layers=2, options=options)
+        classifier("linformer", num_layers=2, attention_options=options)
 
 
 @pytest.mark.parametrize("mechanism", ["gau", "flash"])
 def test_a_gated_unit_stands_in_the_mlps_place_too(mechanism):
     options = {"query_dim": 6, "expansion": 1.5}
-    model = classifier(mechanism, options=options)
+    model = classifier(mechanism, attention_options=options)
     block: Any = model.encoder.blocks[0]
     for unit in (block.attention, block.mlp):
         assert (unit.num_heads, unit.head_dim, unit.value_dim) == (1, 6, 12)

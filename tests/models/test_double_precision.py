@@ -52,10 +52,10 @@ def test_every_mechanism(mechanism: str) -> None:
         {"grid": (4, 4), "positions": "learned_2d", "inputs": "linear", "patch": 2},
         {"positions": "sinusoidal", "cutoffs": (4, 7), "mlp": "glu"},
         {"norm": "batch", "post_norm": True, "activation": "relu", "pooling": "last"},
-        {"mechanism": "hgrn", "options": {"is_complex": True}},
-        {"mechanism": "linformer", "options": {"projection": "convolution"}},
-        {"mechanism": "nystrom", "options": {"conv_kernel": 3}},
-        {"mechanism": "synthesizer", "options": {"variant": "dense"}},
+        {"mechanism": "hgrn", "attention_options": {"is_complex": True}},
+        {"mechanism": "linformer", "attention_options": {"projection": "convolution"}},
+        {"mechanism": "nystrom", "attention_options": {"conv_kernel": 3}},
+        {"mechanism": "synthesizer", "attention_options": {"variant": "dense"}},
     ],
 )
 def test_every_part(settings: dict[str, Any]) -> None:

@@ -81,15 +81,16 @@ def test_rates_of_dropout(settings: dict[str, Any], rates: tuple[float, ...]) ->
         ("softmax", {"positions": "sinusoidal", "norm": "instance"}),
         ("linear", {"positions": "rotary"}),
         ("cosformer", {"positions": "none", "short_conv": 3}),
-        ("local", {"positions": "learned", "options": {"window": 2}}),
-        ("linformer", {"options": {"features": 3}}),
+        ("local", {"positions": "learned", "attention_options": {"window": 2}}),
+        ("linformer", {"attention_options": {"features": 3}}),
     ],
 )
 def test_a_padded_row_is_the_row_alone(
     mechanism: str, settings: dict[str, Any], cls_token: bool
 ) -> None:
     """Wherever its padding is, and whatever the mechanism makes of positions."""
-    model = encoder(mechanism=mechanism, cls_token=cls_token, **settings)
+    pooling = "cls" if cls_token else "mean"
+    model = encoder(mechanism=mechanism, pooling=pooling, **settings)
     model.positions = jax.tree.map(lambda x: 50 * x, model.positions)
     mask = np.array([[0, 0, 0, 1, 1, 1], [0, 1, 1, 0, 1, 1]], bool)
     rows = model(TOKENS, jnp.asarray(mask))

@@ -14,8 +14,8 @@ import pytest
 from flax import nnx
 
 from lra_jax.models import (
-    EncoderConfig,
     MatchingClassifier,
+    ModelConfig,
     MultiHeadAttention,
     SequenceClassifier,
 )
@@ -79,8 +79,8 @@ def test_embeddings_are_scaled_before_positions_are_added():
 
 
 def test_positions_of_a_grid_are_a_row_and_a_column():
-    config = EncoderConfig(
-        positions="learned_2d", embed_dim=8, grid=(3, 4), cls_token=True
+    config = ModelConfig(
+        positions="learned_2d", embed_dim=8, grid=(3, 4), pooling="cls"
     )
     parameters: Any = make_positions(config, nnx.Rngs(0))
     rows, columns = (np.asarray(parameters[n][...]) for n in ("rows", "columns"))

@@ -8,7 +8,7 @@ from attention.mechanisms import assert_close, assert_rejects, fast_jit
 from flax import nnx
 
 from lra_jax import attention
-from lra_jax.models import EncoderConfig, MultiHeadAttention, TransformerEncoder
+from lra_jax.models import ModelConfig, MultiHeadAttention, TransformerEncoder
 
 X = np.random.default_rng(0).normal(size=(2, 6, 8)).astype("float32")
 
@@ -132,7 +132,7 @@ def test_a_mesh_with_explicit_axes(mechanism: str) -> None:
 
 
 def test_an_encoder_shares_heads() -> None:
-    config = EncoderConfig(
+    config = ModelConfig(
         num_layers=1, embed_dim=8, num_heads=4, num_kv_heads=1, max_length=6
     )
     encoder = TransformerEncoder(5, config=config, rngs=nnx.Rngs(params=0))

@@ -66,9 +66,11 @@ def test_a_model_has_the_positions_of_the_patches(pooling, positions):
 
 def test_squares_and_rows_are_those_of_the_patches():
     options = {"scale": "unit", "grid": True}
-    model = _model(mechanism="hgrn", options=options, short_conv=3, conv_grid=True)
-    attention = model.encoder.config.layers[0]
-    assert attention.conv_grid == (2, 3) and dict(attention.options)["grid"] == (2, 3)
+    model = _model(
+        mechanism="hgrn", attention_options=options, short_conv=3, conv_grid=True
+    )
+    attention = model.encoder.blocks[0].attention
+    assert attention.conv_grid == (2, 3) and attention.keywords["grid"] == (2, 3)
     assert helpers.call_model(type(model).__call__, model, _images()).shape == (2, 3)
 
 
@@ -98,8 +100,8 @@ def test_a_patch_is_hidden_if_all_its_pixels_are():
     ("settings", "message"),
     [
         ({"patch": 0}, "patch: expected"),
-        ({"patch": 4}, "patch: expected a divisor of both sides of 4 x 6 images"),
-        ({"grid": None}, "patch: expected 1 without images"),
+        ({"patch": 4}, "patch: expected a divisor of both sides of (4, 6) images"),
+        ({"grid": None}, "patch: expected images"),
         ({"inputs": "embedding"}, "patch: expected 1 with inputs='embedding'"),
     ],
 )
@@ -117,7 +119,7 @@ def test_arrays_that_do_not_fit():
     words = "segment_ids: expected None with positions in a grid"
     assert_rejects(lambda: model(_images(), segment_ids=ids, documents=1), words)
     config = _model().encoder.config
-    words = "patch: expected 1 for a model of single positions"
+    words = "patch: expected another value for a model of single positions"
     assert_rejects(
         lambda: TokenClassifier(256, 2, config=config, rngs=nnx.Rngs(0)), words
     )

@@ -42,7 +42,7 @@ def _classifier(**settings: Any) -> models.SequenceClassifier:
             models.SequenceClassifier,
             {
                 "mechanism": "linformer",
-                "options": {"features": (4, 2)},
+                "attention_options": {"features": (4, 2)},
                 "pooling": "cls",
             },
         ),
@@ -101,13 +101,16 @@ class Counting(nnx.Module):
         ({"of": object()}, {}, "about: expected JSON values"),
         (
             {},
-            {"mechanism": "softmax", "options": {"precision": jax.lax.Precision.HIGH}},
-            "options: expected",
+            {
+                "mechanism": "softmax",
+                "attention_options": {"precision": jax.lax.Precision.HIGH},
+            },
+            "attention_options: expected",
         ),
         (
             {},
-            {"mechanism": _options_kept, "options": {"table": [1, 2]}},
-            "options: expected .* got table=",
+            {"mechanism": _options_kept, "attention_options": {"table": [1, 2]}},
+            "attention_options: expected .* got table=",
         ),
         ({}, {"mechanism": Counting}, "model: expected .* got BatchStat"),
     ],
@@ -170,7 +173,7 @@ def test_what_does_not_describe_raw_examples(tmp_path: Path, raw: Any) -> None:
 def test_numbers_of_numpy_and_nested_tuples_come_back(tmp_path: Path) -> None:
     file = tmp_path / "one.safetensors"
     table = (((1, 2), (3, 4)), ((5, 6), (7, np.int64(8))))
-    settings = {"mechanism": _options_kept, "options": {"table": table}}
+    settings = {"mechanism": _options_kept, "attention_options": {"table": table}}
     model = _classifier(**settings, num_layers=np.int64(2))
     models.save(file, model, about={"accuracy": np.float32(0.5)})
     saved = models.load(file, allow_code=True)
@@ -228,7 +231,7 @@ def test_a_mean_over_padding_has_the_width_of_training(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"mechanism": "cosformer", "options": {"grid": True}},
+        {"mechanism": "cosformer", "attention_options": {"grid": True}},
         {"mechanism": "linear", "short_conv": 3, "conv_grid": True},
         {"inputs": "linear", "patch": 2},
     ],

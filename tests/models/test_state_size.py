@@ -18,7 +18,7 @@ SIZES = {"num_layers": 2, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8, "max_len
         ({"mechanism": "linear"}, 2 * 2 * (4 * 4 + 4)),
         ({"mechanism": "softmax"}, 2 * 2 * 6 * (4 + 4)),
         ({"mechanism": "hgrn"}, 2 * 16),
-        ({"mechanism": "hgrn", "options": {"rotates": True}}, 2 * 16),
+        ({"mechanism": "hgrn", "attention_options": {"rotates": True}}, 2 * 16),
         ({"mechanism": "luna"}, None),
         ({"mechanism": "linear", "is_causal": False}, None),
     ],

@@ -20,7 +20,7 @@ from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.labelled import prepare
 from lra_jax.models.raw import reader
 from lra_jax.tasks import get_task, language
-from lra_jax.tasks.encoder import encoder_config
+from lra_jax.tasks.base import encoder_config
 from lra_jax.tasks.language import hidden_token_loss, hide
 
 MODEL = helpers.MODEL | {"num_heads": 2, "max_length": 32}
@@ -267,8 +267,11 @@ def test_a_review_may_be_cut_within_a_character(tmp_path):
     [
         ({"attention": "softmax"}, "mechanism: expected linear, of the checkpoint"),
         ({"model": {"mlp_dim": 8}}, "mlp_dim: expected 16, of the checkpoint"),
-        ({"model": {"attention_options": "eps=0.1"}}, "options: expected none, of"),
-        ({"model": {"pooling": "cls"}}, "cls_token: expected False, of the checkpoint"),
+        (
+            {"model": {"attention_options": "eps=0.1"}},
+            "attention_options: expected none",
+        ),
+        ({"model": {"pooling": "cls"}}, "pooling: expected that of a"),
         ({"data": {"checkpoint": "nowhere"}}, "--data.checkpoint: expected a run"),
     ],
 )

@@ -78,7 +78,7 @@ def encoder() -> TransformerEncoder:
         mlp_dim=8,
         max_length=16,
         mechanism="luna",
-        options={"slots": 3},
+        attention_options={"slots": 3},
         rngs=nnx.Rngs(0),
     )
 
