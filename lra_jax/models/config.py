@@ -165,6 +165,9 @@ class ModelConfig:
           ValueError: a setting of another type or range, or a combination.
         """
         check_types(self)
+        if self.positions == "sinusoidal" and self.embed_dim % 2:
+            needed = "an even width for sinusoidal positions"
+            raise expected("embed_dim", needed, self.embed_dim)
         ids = [c for c in self.clusters if isinstance(c, int | np.integer) and c > 0]
         if list(self.clusters) != sorted(set(ids)):
             raise expected("cutoffs", "increasing positive ids", self.cutoffs)

@@ -133,7 +133,7 @@ def test_flowformers_model_has_its_parameters() -> None:
     [
         ({"padding": "zeros"}, "padding: expected 'lengths' with inputs='vectors'"),
         ({"reconstructs": True}, "reconstructs: expected False with inputs='vectors'"),
-        ({"patch": 2}, "patch: expected 1 without images"),
+        ({"patch": 2}, "patch: expected images"),
     ],
 )
 def test_what_vectors_cannot_be(settings: dict, problem: str) -> None:
