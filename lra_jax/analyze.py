@@ -161,7 +161,7 @@ def run(settings: Any, typed: str = "") -> Path:
     """
     by_settings = {c.settings: (name, c) for name, c in COMMANDS.items()}
     name, command = by_settings[type(settings)]
-    from lra_jax.reports.page import Page
+    from lra_jax.reports.page import Items, Page, Section
     from lra_jax.training.machine import commit, describe_devices, versions
 
     made_by = {
@@ -181,8 +181,8 @@ def run(settings: Any, typed: str = "") -> Path:
         if not isinstance(error, InputError) or error.name not in _FLAGS:
             raise
         raise renamed(error, _FLAGS[error.name]) from error
-    page.heading("Made by")
-    page.items([f"{name}: {_flat(value)}" for name, value in made_by.items()])
+    made = [f"{name}: {_flat(value)}" for name, value in made_by.items()]
+    page.add(Section("Made by", [Items(made)]))
     return page.write("index")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from lra_jax.benchmarking.cases import FUSED, form
 from lra_jax.benchmarking.parts import PARTS
 from lra_jax.benchmarking.tables import Grid, significant, steps_per_second
-from lra_jax.reports.page import Page
+from lra_jax.reports.page import Page, Part, Section
+from lra_jax.reports.table import Table
 
 Row = dict[str, Any]
 
@@ -27,50 +28,44 @@ def make(values: Row, folder: Path) -> Page:
     page = Page(f"lra_jax on {values['device']}", folder)
     versions = ", ".join(f"{name} {x}" for name, x in values["versions"].items())
     made = f"Made by {values['command']} at commit {values['commit']}"
-    page.text(f"{made}, with {versions}.")
-    page.text(
+    page.add(
+        f"{made}, with {versions}.",
         "Please attach this page and accelerator.json, which has all figures, to an "
         "issue."
         if values["complete"]
         else "Some parts are missing or have failed. The same command repeats them "
-        "and leaves the others alone."
+        "and leaves the others alone.",
     )
-    page.heading("Parts")
-    page.table(
-        ("part", "outcome"),
-        [(_TITLES[part["name"]], outcome(part)) for part in values["parts"]],
-        words=(0, 1),
-    )
+    outcomes = [(_TITLES[part["name"]], outcome(part)) for part in values["parts"]]
+    page.add(Section("Parts", [Table(("part", "outcome"), outcomes, words=(0, 1))]))
     results = {part["name"]: part["found"] for part in values["parts"]}
-    _add_errors(page, results)
-    _add_kernels(page, results)
-    _add_times(page, results)
-    trainings = [results[name] for name in ("listops", "lm") if results.get(name)]
-    if trainings:
-        _add_trainings(page, trainings)
+    for make_section in (_errors, _kernels, _times, _trainings):
+        section = make_section(results)
+        if section.parts:
+            page.add(section)
     return page
 
 
-def _add_errors(page: Page, results: Row) -> None:
+def _errors(results: Row) -> Section:
     rows = _rows_of(results, "correctness", "kernels")
     if not rows:
-        return
+        return Section("Errors", [])
     parts = (results.get(name, {}) for name in ("correctness", "kernels"))
     tolerances = next(part for part in parts if part)["tolerances"]
     judged = [row for row in rows if row["status"] == "measured"]
-    page.heading("Errors")
     head = ["attention", "form"]
     for dtype in tolerances:
         head += [f"{dtype}: output", "gradients"]
-    page.table((*head, "remark"), _error_lines(rows, tolerances), words=(0, 1, 6))
     limits = " and ".join(f"{x:g} in {dtype}" for dtype, x in tolerances.items())
-    page.text(
+    text = (
         "Each error is the largest difference from a computation in float64 on the "
         "CPU, divided by the largest entry of the array; for gradients, the worst over "
         "all inputs and the mechanism's own arrays. Products in float32 have the "
         f"highest precision. Errors of up to {limits} count as rounding, which holds "
         f"for {sum(row['holds'] for row in judged)} of {len(judged)} comparisons."
     )
+    lines = _error_lines(rows, tolerances)
+    return Section("Errors", [Table((*head, "remark"), lines, words=(0, 1, 6)), text])
 
 
 def _error_lines(rows: Sequence[Row], dtypes: Sequence[str]) -> list[list[str]]:
@@ -96,8 +91,8 @@ def _error_lines(rows: Sequence[Row], dtypes: Sequence[str]) -> list[list[str]]:
     return lines
 
 
-def _add_kernels(page: Page, results: Row) -> None:
-    """Adds the time of the XLA form divided by that of the kernel."""
+def _kernels(results: Row) -> Section:
+    """The time of the XLA form divided by that of the kernel."""
     rows = _rows_of(results, "kernel-times", "kernel-times-causal")
     lines, every = [], Grid(rows)
     for line, grid in _grids(rows).items():
@@ -107,14 +102,13 @@ def _add_kernels(page: Page, results: Row) -> None:
                 text = functools.partial(_faster, grid, f"{name}[implementation=xla]")
                 cells = grid.cells(subject, text)
                 lines.append((name, form(line[0]), *line[1:], *cells))
-    if lines:
-        page.heading("Pallas kernels")
-        head = ("attention", "form", "work", "dtype", *every.head)
-        page.table(head, lines, words=(0, 1, 2, 3))
-        page.text(
-            "Milliseconds of the kernel by the number of tokens; in brackets, the time "
-            "of the form compiled by XLA divided by it: above 1x the kernel is faster."
-        )
+    text = (
+        "Milliseconds of the kernel by the number of tokens; in brackets, the time "
+        "of the form compiled by XLA divided by it: above 1x the kernel is faster."
+    )
+    head = ("attention", "form", "work", "dtype", *every.head)
+    table = Table(head, lines, words=(0, 1, 2, 3))
+    return Section("Pallas kernels", [table, text] if lines else [])
 
 
 def _faster(grid: Grid, base: str, row: Row) -> str:
@@ -139,32 +133,33 @@ def _rows_of(results: Row, *names: str) -> list[Row]:
     return [row for name in names for row in results.get(name, {}).get("rows", ())]
 
 
-def _add_times(page: Page, results: Row) -> None:
+def _times(results: Row) -> Section:
     rows = _rows_of(results, "times", "times-causal")
     if not rows:
-        return
-    page.heading("Times")
-    for name in ("times", "times-causal"):
-        if results.get(name, {}).get("roofline"):
-            page.text(f"{_TITLES[name]}: {_machine(results[name]['roofline'])}")
+        return Section("Times", [])
+    parts: list[Part] = [
+        f"{_TITLES[name]}: {_machine(results[name]['roofline'])}"
+        for name in ("times", "times-causal")
+        if results.get(name, {}).get("roofline")
+    ]
     for (causal, work, dtype), grid in sorted(
         _grids(rows).items(), key=operator.itemgetter(0)
     ):
-        first = rows[0]
-        page.text(
-            f"{work} in {dtype}, {form(causal)} form, batch {first['batch_size']}, "
-            f"{first['heads']} heads of {first['head_dim']}:"
-        )
         text = functools.partial(_faster, grid, FUSED)
         lines = [(name, *grid.cells(name, text)) for name in grid.names]
-        page.table(("attention", *grid.head), lines)
-    page.text(
+        parts += [
+            f"{work} in {dtype}, {form(causal)} form, batch {rows[0]['batch_size']}, "
+            f"{rows[0]['heads']} heads of {rows[0]['head_dim']}:",
+            Table(("attention", *grid.head), lines),
+        ]
+    parts.append(
         "Milliseconds of a call by the number of tokens. In brackets: the time of "
         f"{FUSED}, the best softmax attention here ({_best_softmax(results)}), divided "
         "by it, and its share of the roofline, which is the shortest time that the "
         "call's bytes and arithmetic could take on this machine, divided by the "
         "measured one."
     )
+    return Section("Times", parts)
 
 
 def _machine(roofline: Row) -> str:
@@ -183,14 +178,15 @@ def _best_softmax(results: Row) -> str:
     return ", ".join(sorted(names)) or "not measured"
 
 
-def _add_trainings(page: Page, runs: Sequence[Row]) -> None:
-    page.heading("Training runs")
+def _trainings(results: Row) -> Section:
+    runs = [results[name] for name in ("listops", "lm") if results.get(name)]
     head = ("task", "attention", "preset", "test score", "steps", "steps/s", "s")
-    page.table(head, map(_run_cells, runs), words=(0, 1, 2, 3))
-    page.text(
+    table = Table(head, [*map(_run_cells, runs)], words=(0, 1, 2, 3))
+    text = (
         "The score is that of the checkpoint with the best validation score; the "
         "seconds cover the whole run, including evaluations and compilation."
     )
+    return Section("Training runs", [table, text] if runs else [])
 
 
 def _run_cells(run: Row) -> tuple[str, ...]:

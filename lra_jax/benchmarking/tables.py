@@ -9,8 +9,8 @@ from lra_jax.benchmarking.cases import FUSED, split_subject
 from lra_jax.benchmarking.published import OF_VIEWS, Published
 from lra_jax.benchmarking.runner import exponent
 from lra_jax.benchmarking.settings import linformer_name
-from lra_jax.reports.page import Page
-from lra_jax.reports.table import number
+from lra_jax.reports.page import Page, Section
+from lra_jax.reports.table import Table, number
 
 Row = dict[str, Any]
 Cost = Callable[[Row], float]
@@ -80,7 +80,6 @@ class Grid:
 def make_page(view: str, rows: Sequence[Row]) -> Page:
     """Every case, the growth with the length, and the tables of a view."""
     page = Page("Benchmark")
-    page.heading("Cases")
     head = (
         "attention",
         "work",
@@ -93,17 +92,18 @@ def make_page(view: str, rows: Sequence[Row]) -> Page:
         "of roofline",
         "remark",
     )
-    page.table(head, map(_case_cells, rows), words=(0, 1, 2, 9))
+    table = Table(head, [*map(_case_cells, rows)], words=(0, 1, 2, 9))
+    page.add(Section("Cases", [table]))
     growth = exponents(rows)
     if growth:
-        page.heading("Growth with the length")
         head = ("attention", "work", "dtype", "time", "memory")
         cells = [
             (*list(x.values())[:3], f"T^{x['time']:.2f}", f"T^{x['memory']:.2f}")
             for x in growth
         ]
-        page.table(head, cells, words=(0, 1, 2))
-    add_view(page, view, rows)
+        table = Table(head, cells, words=(0, 1, 2))
+        page.add(Section("Growth with the length", [table]))
+    page.add(*view_sections(view, rows))
     return page
 
 
@@ -146,39 +146,40 @@ def exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return growth
 
 
-def add_view(page: Page, view: str, rows: Sequence[Row]) -> None:
-    """Adds the tables of a view for each dtype, with the published figures below
-    ours."""
+def view_sections(view: str, rows: Sequence[Row]) -> list[Section]:
+    """The tables of a view for each dtype, with the published figures below ours."""
     columns = {
         "lra": (("train", steps_per_second), ("train", gigabytes)),
         "cosformer": (("inference", steps_per_second), ("train", steps_per_second)),
         "linformer": (("inference", milliseconds), ("inference", gigabytes)),
     }.get(view, ())
+    sections = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         members = [row for row in rows if row["dtype"] == dtype]
         if view == "decode":
-            _add_decoding(page, members)
+            sections.append(_decoding(members))
         for table, (work, cost) in zip(OF_VIEWS.get(view, ()), columns, strict=True):
-            add = _add_linformer if view == "linformer" else _add_by_length
+            compare = _linformer if view == "linformer" else _by_length
             chosen = [row for row in members if row["work"] == work]
             if chosen:
-                add(page, chosen, table, cost)
+                sections.append(compare(chosen, table, cost))
+    return sections
 
 
-def _add_decoding(page: Page, rows: Sequence[Row]) -> None:
-    """Adds the position from which a step is faster, or smaller, than softmax's."""
+def _decoding(rows: Sequence[Row]) -> Section:
+    """The position from which a step is faster, or smaller, than softmax's."""
     names = dict.fromkeys(row["attention"] for row in rows)
     lines = [
         (name, crossover(rows, name, milliseconds), crossover(rows, name, gigabytes))
         for name in names
         if name != "softmax"
     ]
-    page.heading(f"Crossover with softmax, {rows[0]['dtype']}")
-    page.table(("attention", "faster from", "smaller from"), lines)
-    page.text(
+    text = (
         "The position from which a token costs less than with softmax and its cache of "
         "keys and values, interpolated between two lengths on a logarithmic scale."
     )
+    table = Table(("attention", "faster from", "smaller from"), lines)
+    return Section(f"Crossover with softmax, {rows[0]['dtype']}", [table, text])
 
 
 def crossover(rows: Sequence[Row], name: str, cost: Cost) -> str:
@@ -204,9 +205,7 @@ def crossover(rows: Sequence[Row], name: str, cost: Cost) -> str:
     return f"{round(first * (second / first) ** share):,}"
 
 
-def _add_by_length(
-    page: Page, rows: Sequence[Row], table: Published, cost: Cost
-) -> None:
+def _by_length(rows: Sequence[Row], table: Published, cost: Cost) -> Section:
     """Mechanisms by length; in brackets relative to softmax, and to the fused one."""
     grid = Grid(rows)
 
@@ -223,12 +222,12 @@ def _add_by_length(
             lines.append((f"{name}, published", *cells))
     unit = "GB" if cost is gigabytes else "steps/s"
     first = rows[0]
-    page.heading(f"Compared with the paper: {first['work']}, {unit}, {first['dtype']}")
-    page.table(("attention", *grid.head), lines)
-    page.text(
+    note = (
         f"{unit}; in brackets, compared with softmax and with {FUSED}. "
         f"{_our_model(first)} Published: {table.source}"
     )
+    heading = f"Compared with the paper: {first['work']}, {unit}, {first['dtype']}"
+    return Section(heading, [Table(("attention", *grid.head), lines), note])
 
 
 def _our_model(row: Row) -> str:
@@ -252,9 +251,7 @@ def _published_cell(table: Published, name: str, length: int) -> str:
     return f"{value:g}" if base is None else f"{value:g} ({value / base:.2g}x)"
 
 
-def _add_linformer(
-    page: Page, rows: Sequence[Row], table: Published, cost: Cost
-) -> None:
+def _linformer(rows: Sequence[Row], table: Published, cost: Cost) -> Section:
     """Lengths by K: softmax over Linformer, the fused one in brackets; then theirs."""
     # The compiler's memory figure is enough if the call itself did not fit.
     needed = "peak_bytes" if cost is gigabytes else "median_ms"
@@ -274,12 +271,13 @@ def _add_linformer(
         lines.append(("published", *cells))
     dtype = rows[0]["dtype"]
     kind = "memory" if cost is gigabytes else "time"
-    page.heading(f"Compared with the paper: {kind}, softmax over Linformer, {dtype}")
-    page.table(("tokens", *(f"K={size}" for size in features)), lines)
-    page.text(
+    text = (
         f"In brackets, {FUSED} over Linformer. {_our_model(rows[0])} Published: "
         f"{table.source}"
     )
+    heading = f"Compared with the paper: {kind}, softmax over Linformer, {dtype}"
+    head = ("tokens", *(f"K={size}" for size in features))
+    return Section(heading, [Table(head, lines), text])
 
 
 def _features(subject: str) -> int | None:

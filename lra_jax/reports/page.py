@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,15 +35,26 @@ class Picture(NamedTuple):
     width: int
 
 
+class Items(NamedTuple):
+    """A list, of plain text or of commands."""
+
+    lines: Sequence[str]
+    are_commands: bool = False
+
+
+Part = str | Chart | Table | Items
+"""What a page consists of; a ``str`` is a paragraph."""
+
+
 class Section(NamedTuple):
-    """A heading and what is below it; a ``str`` is a paragraph."""
+    """A heading and what is below it."""
 
     heading: str
-    parts: Sequence[str | Chart | Table]
+    parts: Sequence[Part]
 
 
 class Page:
-    """Collects parts in order; call `write` last.
+    """Collects sections and other parts in order; call `write` last.
 
     Args:
       title: title of the page.
@@ -76,30 +87,24 @@ class Page:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
-    def heading(self, words: str) -> None:
-        """A heading of a section."""
-        self._parts.append(("heading", words))
+    def add(self, *parts: Section | Part) -> None:
+        """Adds parts; a chart is written, as ``NAME.png`` and its data as
+        ``NAME.json``."""
+        for part in parts:
+            match part:
+                case Section():
+                    self._parts.append(("heading", part.heading))
+                    self.add(*part.parts)
+                case Chart():
+                    self._parts.append(("picture", self._write_chart(part)))
+                case Table():
+                    self._parts.append(("table", part))
+                case Items():
+                    self._parts.append(("items", part))
+                case _:
+                    self._parts.append(("text", part))
 
-    def text(self, words: str) -> None:
-        """A paragraph."""
-        self._parts.append(("text", words))
-
-    def items(self, lines: Sequence[str], commands: bool = False) -> None:
-        """A list, of plain text or of commands."""
-        self._parts.append(("commands" if commands else "items", lines))
-
-    def table(
-        self,
-        head: Sequence[str],
-        rows: Iterable[Sequence[Any]],
-        words: Collection[int] = (0,),
-        ours: int = 0,
-    ) -> None:
-        """A table; see `Table`."""
-        self._parts.append(("table", Table(head, list(rows), words, ours)))
-
-    def chart(self, chart: Chart) -> None:
-        """A picture ``NAME.png`` and, if it has data, its numbers in ``NAME.json``."""
+    def _write_chart(self, chart: Chart) -> Picture:
         progress.say(f"drawing {chart.name}.png ...")
         drawn = chart.png()
         with replacing(self._folder / f"{chart.name}.png") as file:
@@ -108,20 +113,7 @@ class Page:
             values = {**self.made_by, "caption": chart.caption, "data": chart.data}
             write_text(self._folder / f"{chart.name}.json", _readable(values) + "\n")
         encoded = base64.b64encode(drawn).decode()
-        picture = Picture(chart.name, encoded, chart.caption, chart.width)
-        self._parts.append(("picture", picture))
-
-    def add(self, section: Section) -> None:
-        """A section."""
-        self.heading(section.heading)
-        for part in section.parts:
-            match part:
-                case Chart():
-                    self.chart(part)
-                case Table():
-                    self.table(*part)
-                case _:
-                    self.text(part)
+        return Picture(chart.name, encoded, chart.caption, chart.width)
 
     def html(self) -> str:
         """The page, with its pictures embedded."""

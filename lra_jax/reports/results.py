@@ -7,9 +7,9 @@ from pathlib import Path
 from lra_jax.configs import TASKS, Config, ModelConfig
 from lra_jax.reports import curves
 from lra_jax.reports.comparison import best_group, differing_code, full_title, title
-from lra_jax.reports.page import Page
+from lra_jax.reports.page import Items, Page, Part, Section
 from lra_jax.reports.runs import Group
-from lra_jax.reports.suites import add_suites
+from lra_jax.reports.suites import suite_sections
 from lra_jax.reports.table import Table, number
 from lra_jax.tasks import get_task
 from lra_jax.tasks.published import ROWS, SIX, Row
@@ -47,49 +47,46 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
     """
     page = Page("Long-Range Arena: report of runs", folder)
     runs = _several(sum(len(group.runs) for group in groups), "finished run")
-    page.text(
+    page.add(
         f"{runs} of {_several(len(groups), 'setting')}. Accuracies are in percent of "
         "the whole test split; ± is the sample standard deviation over seeds. For a "
         "single seed, se is the standard error from the number of test examples "
-        "alone, which says nothing about other seeds."
-    )
-    page.text(_CHECKPOINTS)
-    page.text(
+        "alone, which says nothing about other seeds.",
+        _CHECKPOINTS,
         "Steps/s is the median in training, without evaluations and compilation; "
         "(cold) marks a run so short that compilation is included. Peak memory states "
-        "what it covers: a device, or the whole process."
+        "what it covers: a device, or the whole process.",
     )
     differing = differing_versions(groups)
     if differing:
-        page.text(f"The runs differ in versions: {'; '.join(differing)}.")
-    add_suites(page, groups)
+        page.add(f"The runs differ in versions: {'; '.join(differing)}.")
+    page.add(*suite_sections(groups))
     every, groups = groups, [g for g in groups if get_task(g.config.task).suite is None]
     for task, members in by_task(groups).items():
-        page.heading(task)
-        among_published = [group for group in members if group.by_protocol]
-        if among_published:
-            page.table(*task_table(task, among_published))
-        other = [group for group in members if not group.by_protocol]
-        if other:
-            page.text(_OTHERS)
-            page.table(*task_table(task, other))
-        lines = curves.learning_curves(members)
-        if lines:
-            page.chart(curves.chart(task, lines))
+        page.add(_task_section(task, members))
     if groups:
-        page.heading("All tasks")
-        page.text(_AVERAGES)
-        page.table(*averages_table(groups))
         other = averages_table(groups, is_official=False)
+        parts: list[Part] = [_AVERAGES, averages_table(groups)]
+        page.add(Section("All tasks", parts))
         if other.ours:
-            page.text(_OTHER_AVERAGES)
-            page.table(*other)
-    page.heading("How to reproduce")
-    page.items(commands(every), commands=True)
+            page.add(_OTHER_AVERAGES, other)
+    page.add(Section("How to reproduce", [Items(commands(every), True)]))
     if notes:
-        page.heading("Not shown")
-        page.items(notes)
+        page.add(Section("Not shown", [Items(notes)]))
     return page
+
+
+def _task_section(task: str, groups: Sequence[Group]) -> Section:
+    """The runs beside published rows, the others, and the curves of all."""
+    parts: list[Part] = []
+    for is_official in (True, False):
+        members = [group for group in groups if group.by_protocol == is_official]
+        if members:
+            parts += [] if is_official else [_OTHERS]
+            parts.append(task_table(task, members))
+    lines = curves.learning_curves(groups)
+    parts += [curves.chart(task, lines)] if lines else []
+    return Section(task, parts)
 
 
 def _several(count: int, noun: str) -> str:

@@ -22,7 +22,7 @@ from lra_jax.reports.comparison import (
     differing_starts,
     settings_unlike_preset,
 )
-from lra_jax.reports.page import Page
+from lra_jax.reports.page import Items, Part, Section
 from lra_jax.reports.runs import Group
 from lra_jax.reports.table import Table, number
 from lra_jax.tasks import Task, get_task, suites
@@ -68,8 +68,9 @@ _PUBLISHED = (
 )
 
 
-def add_suites(page: Page, groups: Sequence[Group]) -> None:
-    """Adds a section for each suite that has runs."""
+def suite_sections(groups: Sequence[Group]) -> list[Section]:
+    """A section for each suite and preset that has runs."""
+    sections = []
     for name, tasks in suites().items():
         names = {task.name for task in tasks}
         for preset in dict.fromkeys(group.config.preset for group in groups):
@@ -79,52 +80,49 @@ def add_suites(page: Page, groups: Sequence[Group]) -> None:
                 if group.config.task in names and group.config.preset == preset
             ]
             if chosen:
-                _add_suite(page, f"{name}, preset {preset}", tasks, chosen)
+                tests = find_tests(tasks, chosen)
+                sections.append(_suite_section(f"{name}, preset {preset}", tests))
+    return sections
 
 
-def _add_suite(
-    page: Page, title: str, tasks: Sequence[Task], groups: Sequence[Group]
-) -> None:
-    page.heading(f"Suite {title}")
-    tests = find_tests(tasks, groups)
+def _suite_section(title: str, tests: Sequence[Test]) -> Section:
     published = any(test.task.published for test in tests)
-    page.text(f"{_WORDS} {_PUBLISHED}" if published else _WORDS)
+    parts: list[Part] = [f"{_WORDS} {_PUBLISHED}" if published else _WORDS]
     longer = ", ".join(test.name for test in tests if test.task.by_parts)
     if longer:
-        page.text(f"Of {longer}: the mean over the lengths that are tested separately.")
-    best = best_groups(tests)
+        parts.append(
+            f"Of {longer}: the mean over the lengths that are tested separately."
+        )
     several = [f"{test.name}: {test.words}" for test in tests if test.words]
     if several:
-        page.text("Runs on other examples count as another test:")
-        page.items(several)
-    _add_examples(page, tests)
-    slug = title.replace(", preset ", "-")
+        parts += ["Runs on other examples count as another test:", Items(several)]
+    parts += _describe_examples(tests)
+    best, slug = best_groups(tests), title.replace(", preset ", "-")
     values = {
         model: {name: score(group) for name, group in row.items()}
         for model, row in best.items()
     }
     caption = f"Suite {title}: accuracy of each mechanism, chance is 0 where scaled."
-    page.chart(heat_map(f"suite-{slug}", values, tests, caption))
-    page.table(*suite_table(best, tests))
+    parts.append(heat_map(f"suite-{slug}", values, tests, caption))
+    parts.append(suite_table(best, tests))
     scores = scores_table(best, tests)
     if scores.ours:
-        page.text("The tests' own scores, of the same checkpoints:")
-        page.table(*scores)
-    for test in tests:
-        chart = chart_of_parts(test, best, slug)
-        if chart.panels[0].lines:
-            page.chart(chart)
+        parts += ["The tests' own scores, of the same checkpoints:", scores]
+    by_length = (chart_of_parts(test, best, slug) for test in tests)
+    parts += [chart for chart in by_length if chart.panels[0].lines]
+    return Section(f"Suite {title}", parts)
 
 
-def _add_examples(page: Page, tests: Sequence[Test]) -> None:
-    """Says how many examples were tested, and which are not the preset's."""
+def _describe_examples(tests: Sequence[Test]) -> list[Part]:
+    """How many examples were tested, and which are not the preset's."""
+    parts: list[Part] = []
     counts = [
         f"{test.name} {test.groups[0].results[0].test_examples:,}"
         for test in tests
         if test.task.scores is None  # The examples of others are rows of many answers.
     ]
     if counts:
-        page.text(
+        parts.append(
             f"Test examples: {', '.join(counts)}. The standard error of an accuracy on "
             "n examples is at most 50 / sqrt(n) points, before scaling."
         )
@@ -133,8 +131,8 @@ def _add_examples(page: Page, tests: Sequence[Test]) -> None:
         f"{name}: {', '.join(words)}" for name, words in changes.items() if words
     ]
     if changed:
-        page.text("These examples are NOT the preset's:")
-        page.items(changed)
+        parts += ["These examples are NOT the preset's:", Items(changed)]
+    return parts
 
 
 def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:

@@ -38,7 +38,7 @@ def test_numbers_are_rounded_and_written_in_full(
 def view(name: str, rows: list[tables.Row]) -> str:
     """The tables of a view."""
     page = Page("view")
-    tables.add_view(page, name, rows)
+    page.add(*tables.view_sections(name, rows))
     return page.markdown()
 
 

@@ -9,7 +9,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from lra_jax.reports.charts import Chart, Line, Panel
-from lra_jax.reports.page import Page
+from lra_jax.reports.page import Items, Page, Section
+from lra_jax.reports.table import Table
 
 HOSTILE = "<img src=x> & `a` | ![i](http://h/p.png)\n# *b* __c__ ~~d~~ [e]: f \\"
 
@@ -44,14 +45,11 @@ class Reader(HTMLParser):
 def full_page(folder, text=HOSTILE):
     """A page with every kind of part, each showing the same text."""
     page = Page(text, folder, {"command": "a"})
-    page.heading(text)
-    page.text(text)
-    page.items([text])
-    page.items([text], commands=True)
-    page.table((text, "number"), [(text, 1.5), ("x", text)], ours=1)
+    table = Table((text, "number"), [(text, 1.5), ("x", text)], ours=1)
+    page.add(Section(text, [text, Items([text]), Items([text], True), table]))
     panel = Panel([Line("a", [1, 2], [3, 4])])
     values = np.array([1.23456, 2, np.inf, np.nan])
-    page.chart(Chart("picture", [panel], text, {"values": values}))
+    page.add(Chart("picture", [panel], text, {"values": values}))
     return page
 
 
@@ -94,7 +92,7 @@ def test_markdown_escapes_every_part(tmp_path):
 )
 def test_markdown_leaves_plain_text_alone(plain):
     page = Page("a")
-    page.table(("b",), [(plain,)])
+    page.add(Table(("b",), [(plain,)]))
     assert f"| {plain} " in page.markdown()
 
 
