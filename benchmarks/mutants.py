@@ -45,7 +45,7 @@ COMMON = {
     "attention": "formulas golden padding_and_gradients causal packed streams weights"
     " flax wrong_options masks_and_errors",
     "models": "layer layers encoder attention_module classifier config",
-    "tasks": "tasks language_tasks suite_tasks pathfinder_tasks masked_language_tasks",
+    "tasks": "task published tasks language_tasks suite_tasks pathfinder_tasks",
     "training": "trainer runs",
     "data": "batches pipeline",
 }

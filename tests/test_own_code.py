@@ -1,20 +1,16 @@
 """A run with an attention of one's own: trained, kept with its code, scored by it."""
 
 import importlib
-import re
 import sys
-import warnings
 from typing import Any
 
 import helpers
 import numpy as np
 import pytest
-from attention.mechanisms import assert_rejects
 
-from lra_jax import analyze, attention, errors, evaluate, own_code, runs
+from lra_jax import analyze, evaluate, own_code, runs
 from lra_jax.configs import get_preset
 from lra_jax.models import MultiHeadAttention, load
-from lra_jax.tasks import get_task
 from lra_jax.training.restore import load_run
 from lra_jax.training.session import Session
 
@@ -117,80 +113,6 @@ def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> No
         )
     )
     assert saved.step == 4 and "map-matrices" in page.with_suffix(".md").read_text()
-
-
-def mixes_mask_and_values(query, key, value, mask):
-    return value + mask @ value
-
-
-@pytest.mark.parametrize(
-    ("attention", "options", "words"),
-    [
-        # The random state of a dropout layer, which the trainer would not keep.
-        ("helpers:Dropped", "", "RngKey"),
-        # An option without a decimal point makes a parameter without a gradient.
-        ("helpers:Scaled", "scale=2", "int32"),
-        (
-            mixes_mask_and_values,
-            "",
-            r"called with query .2, 60, 2, 8.*mask .2, 1",
-        ),
-    ],
-)
-def test_what_a_run_cannot_train_fails_before_the_data(
-    attention, options, words, tmp_path
-):
-    model = {"attention_options": options}
-    config = helpers.tiny(tmp_path, attention=attention, model=model)
-    with pytest.raises((ValueError, TypeError)) as raised:
-        get_task("listops").check_on_devices(config)
-    assert re.search(words, errors.on_one_line(raised.value))
-
-
-def ignores_the_mask(query, key, value, mask=None):
-    zeros = query[0, 0, :, 0] * 0
-    return helpers.power_attention(query, key, value, None, log_power=zeros)
-
-
-def takes_anything(query, key, value, **keywords):
-    return ignores_the_mask(query, key, value)
-
-
-@pytest.mark.parametrize("function", [ignores_the_mask, takes_anything])
-def test_an_attention_that_ignores_its_mask_says_so(function, tmp_path) -> None:
-    config = helpers.tiny(tmp_path, attention=function)
-    with pytest.warns(UserWarning, match="takes a mask, but attends to padding"):
-        get_task("listops").check_on_devices(config)
-
-
-def ignores_documents(query, key, value, mask=None, is_causal=False, **keywords):
-    return attention.linear_attention(query, key, value, mask, is_causal=is_causal)
-
-
-def test_an_attention_that_sees_the_future_or_other_documents_is_refused() -> None:
-    def check(task: str, function: Any, **data: Any) -> None:
-        config = get_preset(task, attention=function).replace(data=data)
-        get_task(task).check_on_devices(config)
-
-    check("mqar", ignores_documents)
-    assert_rejects(
-        lambda: check("mqar", takes_anything), "--attention: ", "no later positions"
-    )
-    assert_rejects(
-        lambda: check("listops", ignores_documents, packing=True),
-        *("--attention: ", "no other documents"),
-    )
-    check("listops", attention.linear_attention, packing=True)
-
-
-@pytest.mark.parametrize(
-    "attention", ["helpers:values_only", "helpers:Scaled", "helpers:MARKED", "softmax"]
-)
-def test_an_attention_that_heeds_its_mask_does_not(attention, tmp_path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        config = helpers.tiny(tmp_path, attention=attention)
-        get_task("listops").check_on_devices(config)
 
 
 def test_an_attention_without_a_mask_says_so() -> None:

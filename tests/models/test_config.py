@@ -18,6 +18,7 @@ from lra_jax.models import (
     TokenClassifier,
     TransformerEncoder,
 )
+from lra_jax.models.config import parse_options
 
 RNGS = nnx.Rngs(0)
 
@@ -173,3 +174,17 @@ def test_settings_that_a_model_would_not_heed(kind, sizes, settings, name):
 def test_one_dtype_for_all_layers():
     model = encoder(**SIZES, dtype=jnp.bfloat16)
     assert {block.attention.dtype for block in model.blocks} == {jnp.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("", {}),
+        ("clip=5", {"clip": 5}),
+        (" clip = None , name=some ", {"clip": None, "name": "some"}),
+        ("rate=0.1,flag=True,", {"rate": 0.1, "flag": True}),
+        ("k=8/4,name=a / None", {"k": (8, 4), "name": ("a", None)}),
+    ],
+)
+def test_options(text, options):
+    assert parse_options(text) == options

@@ -1,0 +1,72 @@
+"""Settings, and attention, that a run could not train: refused before its data."""
+
+import re
+
+import helpers
+import pytest
+
+from lra_jax import errors
+from lra_jax.configs import get_preset
+from lra_jax.tasks import get_task
+
+
+def mixes_mask_and_values(query, key, value, mask):
+    return value + mask @ value
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "words"),
+    [
+        # The random state of a dropout layer, which the trainer would not keep.
+        ("helpers:Dropped", "", "RngKey"),
+        # An option without a decimal point makes a parameter without a gradient.
+        ("helpers:Scaled", "scale=2", "int32"),
+        (
+            mixes_mask_and_values,
+            "",
+            r"called with query .2, 60, 2, 8.*mask .2, 1",
+        ),
+    ],
+)
+def test_what_a_run_cannot_train_fails_before_the_data(
+    attention, options, words, tmp_path
+):
+    model = {"attention_options": options}
+    config = helpers.tiny(tmp_path, attention=attention, model=model)
+    with pytest.raises((ValueError, TypeError)) as raised:
+        get_task("listops").check_on_devices(config)
+    assert re.search(words, errors.on_one_line(raised.value))
+
+
+TRITON = {"attention_options": "implementation=triton"}
+
+
+LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "message"),
+    [
+        ("listops", {"train": {"dtype": "float99"}}, "--train.dtype: .* 'float99'"),
+        ("listops", {"model": {"dropout": 1.0}}, r"--model.dropout: .*\[0, 1\), got 1"),
+        ("listops", {"model": {"num_layers": -2}}, "--model.num_layers: .* got -2"),
+        ("listops", {"model": {"pooling": "cls", "is_causal": True}}, "pooling: "),
+        ("listops", {"data": {"path": "files", "seed": 1}}, "--data.seed: .* no value"),
+        ("listops", {"model": TRITON}, "implementation: .* got 'triton'"),
+        ("listops", {"attention": "linformer", "model": LAYERWISE}, "features: .* all"),
+        ("listops", {"data": get_preset("text").data}, "--data: .* got TextData"),
+        ("listops", {"train": 3}, "^--train: expected a TrainConfig, got an int"),
+        ("text", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),
+        ("retrieval", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),
+        ("parity", {"data": {"test_max": 300}}, "max_length: .* 300, .* got 128"),
+        ("s5", {"data": {"max_length": 50}}, "--model.max_length: .* 50, .* got 40"),
+        ("mad-recall", {"data": {"length": 300}}, "max_length: .* 300, .* got 128"),
+        ("retrieval", {"data": {"max_length": 0}}, "--data.max_length: .* got 0"),
+        ("text", {"data": {"validation": "tets"}}, "--data.validation: .* got 'tets'"),
+    ],
+)
+def test_settings_that_cannot_work(task, changes, message):
+    config = get_preset(task).replace(**changes)
+    with pytest.raises(ValueError, match=message):
+        get_task(task).check(config)
+        get_task(task).check_on_devices(config)
