@@ -1,6 +1,7 @@
 """A Transformer encoder around any attention mechanism."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ class EncoderBlock(nnx.Module):
       norm: "layer" (LayerNorm), "instance" (`InstanceNorm`) or "batch" (`BatchNorm`).
       post_norm: see above.
       dropout: rate on both branches.
+      epsilon: added to the variances of the norms; None = their default.
       dtype: dtype of the computation; statistics of the norms are float32 or wider.
     """
 
@@ -57,9 +59,11 @@ class EncoderBlock(nnx.Module):
         norm: Norm = "layer",
         post_norm: bool = False,
         dropout: float = 0.0,
+        epsilon: float | None = None,
         dtype: Any = None,
     ):
-        kind = _NORMS[norm]
+        more = {} if epsilon is None else {"epsilon": epsilon}
+        kind = functools.partial(_NORMS[norm], **more)
         self.attention_norm = kind(embed_dim, dtype=dtype)
         self.attention = attention
         self.mlp_norm: Any = None if mlp is None else kind(embed_dim, dtype=dtype)

@@ -1,5 +1,6 @@
 """The MLP of a block."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,7 +8,11 @@ from flax import nnx
 
 from lra_jax.models.layers import Dense, Dropout
 
-_ACTIVATIONS = {"gelu": jax.nn.gelu, "relu": jax.nn.relu}
+_ACTIVATIONS = {
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+}
 
 
 class Mlp(nnx.Module):
@@ -20,7 +25,7 @@ class Mlp(nnx.Module):
       features: width D of input and output.
       hidden: width between.
       gated: use the second form, which has half as many parameters again.
-      activation: "gelu" or "relu", of the first form.
+      activation: "gelu" (by tanh), "gelu_exact" or "relu", of the first form.
       dropout: rate after the activation.
       dtype: dtype of the computation; parameters are float32.
       rngs: for initialisation (Glorot uniform, zero biases).

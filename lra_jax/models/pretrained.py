@@ -10,7 +10,7 @@ The mechanism's own arrays are new. With softmax the model computes the same as 
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +27,10 @@ from lra_jax.files import expand_home, parse_json, read_bytes, read_json
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import RunningMean
+from lra_jax.models.encoder import EncoderBlock
 from lra_jax.models.inputs import check_ids, embed_inputs
-from lra_jax.models.layers import Dense, Dropout, LayerNorm
+from lra_jax.models.layers import Dropout, LayerNorm
+from lra_jax.models.mlp import Mlp
 from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.saved import FILE, Saved, own_sizes
 
@@ -53,7 +55,7 @@ class PretrainedConfig(NamedTuple):
     mlp_dim: int
     activation: str
     epsilon: float
-    token_types: int
+    token_types: int = 0
 
     @property
     def is_causal(self) -> bool:
@@ -66,72 +68,108 @@ class PretrainedConfig(NamedTuple):
         return self.kind == "gpt2"
 
 
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_new": jax.nn.gelu,
-    "relu": jax.nn.relu,
-}
-# Settings of Hugging Face models that change what they compute, with the value that is
-# supported here, the default there.
-_PLAIN: dict[str, dict[str, Any]] = {
-    "bert": {"position_embedding_type": "absolute", "is_decoder": False},
-    "roberta": {
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "pad_token_id": 1,
+# By Hugging Face's names, as of an `Mlp`.
+_ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu", "relu": "relu"}
+
+
+class Family(NamedTuple):
+    """How Hugging Face writes one kind of model.
+
+    Attributes:
+      sizes: the setting in ``config.json`` for each field of a `PretrainedConfig`.
+      defaults: of those that may be missing.
+      plain: further settings that change what a model computes, with the value that is
+        supported here, the default there.
+      tables: the name of each array outside the layers, by ours; `norm` a norm's.
+      layer: the name of a layer.
+      norms, dense: its layer norms and projections, by ours; several of ours are merged
+        in one of theirs.
+      is_transposed: matrices are `[out, in]`.
+      unused: rows of the table of positions before the first.
+    """
+
+    sizes: Mapping[str, str]
+    defaults: Mapping[str, Any]
+    plain: Mapping[str, Any]
+    tables: Mapping[str, str]
+    norm: str
+    layer: str
+    norms: Mapping[str, str]
+    dense: Mapping[str, str]
+    is_transposed: bool
+    unused: int = 0
+
+
+_BERT = Family(
+    sizes={
+        "vocab_size": "vocab_size",
+        "max_length": "max_position_embeddings",
+        "num_layers": "num_hidden_layers",
+        "embed_dim": "hidden_size",
+        "num_heads": "num_attention_heads",
+        "mlp_dim": "intermediate_size",
+        "activation": "hidden_act",
+        "epsilon": "layer_norm_eps",
+        "token_types": "type_vocab_size",
     },
-    "gpt2": {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    defaults={"activation": "gelu", "epsilon": 1e-12, "token_types": 2},
+    plain={"position_embedding_type": "absolute", "is_decoder": False},
+    tables={
+        "embed.embedding": "embeddings.word_embeddings.weight",
+        "positions": "embeddings.position_embeddings.weight",
+        "token_types": "embeddings.token_type_embeddings.weight",
+    },
+    norm="embeddings.LayerNorm",
+    layer="encoder.layer",
+    norms={
+        "attention_norm": "attention.output.LayerNorm",
+        "mlp_norm": "output.LayerNorm",
+    },
+    dense={
+        "attention.query": "attention.self.query",
+        "attention.key": "attention.self.key",
+        "attention.value": "attention.self.value",
+        "attention.out": "attention.output.dense",
+        "mlp.inner": "intermediate.dense",
+        "mlp.outer": "output.dense",
+    },
+    is_transposed=True,
+)
+_GPT2 = Family(
+    sizes={
+        "vocab_size": "vocab_size",
+        "max_length": "n_positions",
+        "num_layers": "n_layer",
+        "embed_dim": "n_embd",
+        "num_heads": "n_head",
+        "mlp_dim": "n_inner",
+        "activation": "activation_function",
+        "epsilon": "layer_norm_epsilon",
+    },
+    defaults={"mlp_dim": None, "activation": "gelu_new", "epsilon": 1e-5},
+    plain={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    tables={"embed.embedding": "wte.weight", "positions": "wpe.weight"},
+    norm="ln_f",
+    layer="h",
+    norms={"attention_norm": "ln_1", "mlp_norm": "ln_2"},
+    dense={
+        "attention.query attention.key attention.value": "attn.c_attn",
+        "attention.out": "attn.c_proj",
+        "mlp.inner": "mlp.c_fc",
+        "mlp.outer": "mlp.c_proj",
+    },
+    is_transposed=False,
+)
+_FAMILIES = {
+    "bert": _BERT,
+    # Its tables have a row for padding, and one before it.
+    "roberta": _BERT._replace(plain={**_BERT.plain, "pad_token_id": 1}, unused=2),
+    "gpt2": _GPT2,
 }
-# RoBERTa's tables have a row for padding, and one before it.
-_UNUSED = {"roberta": 2}
 # Arrays in the layers of GPT-2 that are not weights, but its causal mask.
 _BUFFERS = {"attn.bias", "attn.masked_bias"}
 # Parts of a `MultiHeadAttention` that belong to its mechanism.
 _OWN = {"parameters", "gates", "module", "memory_in", "memory_out", "memory_norm"}
-
-
-class PretrainedBlock(nnx.Module):
-    """One layer of `PretrainedEncoder`."""
-
-    def __init__(
-        self,
-        config: PretrainedConfig,
-        attention: MultiHeadAttention,
-        dropout: float,
-        rngs: nnx.Rngs,
-    ):
-        width, epsilon = config.embed_dim, config.epsilon
-        self.attention_norm = LayerNorm(width, epsilon=epsilon)
-        self.attention = attention
-        self.mlp_norm = LayerNorm(width, epsilon=epsilon)
-        self.inner = Dense(width, config.mlp_dim, rngs=rngs)
-        self.outer = Dense(config.mlp_dim, width, rngs=rngs)
-        self.dropout = Dropout(dropout)
-        self.activation = config.activation
-        self.norm_first = config.norm_first
-
-    def __call__(
-        self, x: jax.Array, mask: jax.Array | None, rngs: nnx.Rngs | None
-    ) -> jax.Array:
-        """`[B, T, D]` to `[B, T, D]`; ``mask`` `[B, T]` is True at real tokens."""
-
-        def attend(x: jax.Array) -> jax.Array:
-            return self.attention(x, mask=mask)
-
-        parts = (self.attention_norm, attend), (self.mlp_norm, self.mlp)
-        for norm, branch in parts:
-            inner = self.apply_norm(norm, x, after=False)
-            x = x + self.dropout(branch(inner), rngs)
-            x = self.apply_norm(norm, x, after=True)
-        return x
-
-    def apply_norm(self, norm: LayerNorm, x: jax.Array, *, after: bool) -> jax.Array:
-        """As of an `EncoderBlock`."""
-        return x if after == self.norm_first else norm(x)
-
-    def mlp(self, x: jax.Array) -> jax.Array:
-        """`[B, T, D]` to `[B, T, D]`, without norm and skip connection."""
-        return self.outer(_ACTIVATIONS[self.activation](self.inner(x)))
 
 
 class PretrainedEncoder(nnx.Module):
@@ -167,7 +205,7 @@ class PretrainedEncoder(nnx.Module):
             )
             raise expected("sharing", requirement, "'layerwise'")
         width = config.embed_dim
-        rows = config.max_length + _UNUSED.get(config.kind, 0)
+        rows = config.max_length + _FAMILIES[config.kind].unused
         self.embed = nnx.Embed(config.vocab_size, width, rngs=rngs)
         self.positions = nnx.Param(jnp.zeros((rows, width), jnp.float32))
         types = jnp.zeros((config.token_types, width), jnp.float32)
@@ -175,7 +213,7 @@ class PretrainedEncoder(nnx.Module):
         self.norm = LayerNorm(width, epsilon=config.epsilon)
         self.dropout = Dropout(dropout)
 
-        def block(index: int) -> PretrainedBlock:
+        def block(index: int) -> EncoderBlock:
             attention = MultiHeadAttention(
                 config.num_heads,
                 width,
@@ -187,7 +225,16 @@ class PretrainedEncoder(nnx.Module):
                 num_layers=config.num_layers,
                 rngs=rngs,
             )
-            return PretrainedBlock(config, attention, dropout, rngs)
+            activation = _ACTIVATIONS[config.activation]
+            mlp = Mlp(width, config.mlp_dim, activation=activation, rngs=rngs)
+            return EncoderBlock(
+                attention,
+                mlp,
+                width,
+                post_norm=not config.norm_first,
+                dropout=dropout,
+                epsilon=config.epsilon,
+            )
 
         self.blocks = nnx.List([block(index) for index in range(config.num_layers)])
 
@@ -250,7 +297,7 @@ class PretrainedEncoder(nnx.Module):
     ) -> list[jax.Array]:
         """`hidden_states` of checked arguments, with padding at the end of rows."""
         config = self.config
-        first = _UNUSED.get(config.kind, 0)
+        first = _FAMILIES[config.kind].unused
         x = embed_inputs(self.embed, tokens)
         x = x + self.positions[...][None, first : first + tokens.shape[1]]
         if self.token_types is not None:
@@ -320,7 +367,7 @@ def from_softmax(
         )
     config = read_config(folder / "config.json")
     weights = _Noting(read_weights(*_weight_files(folder)))
-    arrays = _READERS[config.kind](weights, config)
+    arrays = _convert(weights, config)
     _check_layers(weights, config)
     model = PretrainedEncoder(
         config, mechanism, options=options, dropout=dropout, rngs=rngs
@@ -339,33 +386,17 @@ def read_config(file: Path) -> PretrainedConfig:
     requirement = "the config of a BERT, RoBERTa or GPT-2"
     try:
         values = read_json(file, requirement)
-        kind = known("model_type", values["model_type"], _READERS)
-        if kind == "gpt2":
-            config = PretrainedConfig(
-                kind=kind,
-                vocab_size=values["vocab_size"],
-                max_length=values["n_positions"],
-                num_layers=values["n_layer"],
-                embed_dim=values["n_embd"],
-                num_heads=values["n_head"],
-                mlp_dim=values.get("n_inner") or 4 * values["n_embd"],
-                activation=values.get("activation_function", "gelu_new"),
-                epsilon=values.get("layer_norm_epsilon", 1e-5),
-                token_types=0,
-            )
-        else:
-            config = PretrainedConfig(
-                kind=kind,
-                vocab_size=values["vocab_size"],
-                max_length=values["max_position_embeddings"] - _UNUSED.get(kind, 0),
-                num_layers=values["num_hidden_layers"],
-                embed_dim=values["hidden_size"],
-                num_heads=values["num_attention_heads"],
-                mlp_dim=values["intermediate_size"],
-                activation=values.get("hidden_act", "gelu"),
-                epsilon=values.get("layer_norm_eps", 1e-12),
-                token_types=values.get("type_vocab_size", 2),
-            )
+        kind = known("model_type", values["model_type"], _FAMILIES)
+        family = _FAMILIES[kind]
+        stored = {
+            name: values.get(theirs, family.defaults[name])
+            if name in family.defaults
+            else values[theirs]
+            for name, theirs in family.sizes.items()
+        }
+        stored["mlp_dim"] = stored["mlp_dim"] or 4 * stored["embed_dim"]
+        stored["max_length"] -= family.unused
+        config = PretrainedConfig(kind=kind, **stored)
     except (OSError, KeyError, TypeError) as error:
         raise expected(str(file), requirement, reason(error)) from error
     try:
@@ -377,7 +408,7 @@ def read_config(file: Path) -> PretrainedConfig:
     except ValueError as error:
         raise within(str(file), error) from error
     known("activation", config.activation, _ACTIVATIONS)
-    for name, plain in _PLAIN[kind].items():
+    for name, plain in family.plain.items():
         value = values.get(name, plain)
         if value != plain:
             raise expected(str(file), f"{name}={plain!r}", f"{value!r}")
@@ -448,74 +479,36 @@ def _check_layers(weights: _Noting, config: PretrainedConfig) -> None:
         raise expected("model.safetensors", requirement, f"{name} as well")
 
 
-def bert_arrays(weights: Weights, num_layers: int) -> dict[str, np.ndarray]:
-    """Arrays under this package's names; matrices in the file are `[out, in]`.
+def _convert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Arrays under this package's names.
 
     Raises:
       ValueError: one is missing, or is not of floats.
     """
-    arrays = {
-        "embed.embedding": _get(weights, "embeddings.word_embeddings.weight"),
-        "positions": _get(weights, "embeddings.position_embeddings.weight"),
-        "token_types": _get(weights, "embeddings.token_type_embeddings.weight"),
-        **_norm(weights, "embeddings.LayerNorm", "norm"),
-    }
-    for index in range(num_layers):
-        theirs, ours = f"encoder.layer.{index}", f"blocks.{index}"
-        for name, place in {
-            "attention.self.query": "attention.query",
-            "attention.self.key": "attention.key",
-            "attention.self.value": "attention.value",
-            "attention.output.dense": "attention.out",
-            "intermediate.dense": "inner",
-            "output.dense": "outer",
-        }.items():
-            matrix = _get(weights, f"{theirs}.{name}.weight")
-            arrays[f"{ours}.{place}.kernel"] = matrix.T
-            arrays[f"{ours}.{place}.bias"] = _get(weights, f"{theirs}.{name}.bias")
-        first, second = "attention.output.LayerNorm", "output.LayerNorm"
-        arrays |= _norm(weights, f"{theirs}.{first}", f"{ours}.attention_norm")
-        arrays |= _norm(weights, f"{theirs}.{second}", f"{ours}.mlp_norm")
-    return arrays
-
-
-def _gpt2(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """The same; matrices are `[in, out]`, with query, key and value merged."""
-    arrays = {
-        "embed.embedding": _get(weights, "wte.weight"),
-        "positions": _get(weights, "wpe.weight"),
-        **_norm(weights, "ln_f", "norm"),
-    }
+    family = _FAMILIES[config.kind]
+    arrays = {ours: _get(weights, name) for ours, name in family.tables.items()}
+    arrays |= _norm(weights, family.norm, "norm")
     for index in range(config.num_layers):
-        theirs, ours = f"h.{index}", f"blocks.{index}"
-        width = config.embed_dim
-        shapes = {"weight": (width, 3 * width), "bias": (3 * width,)}
-        for end, array in {"weight": "kernel", "bias": "bias"}.items():
-            joined = _get(weights, f"{theirs}.attn.c_attn.{end}", *shapes[end])
-            parts = np.split(joined, 3, axis=-1)
-            for name, part in zip(("query", "key", "value"), parts, strict=True):
-                arrays[f"{ours}.attention.{name}.{array}"] = part
-            for name, place in {
-                "attn.c_proj": "attention.out",
-                "mlp.c_fc": "inner",
-                "mlp.c_proj": "outer",
-            }.items():
-                one = _get(weights, f"{theirs}.{name}.{end}")
-                arrays[f"{ours}.{place}.{array}"] = one
-        arrays |= _norm(weights, f"{theirs}.ln_1", f"{ours}.attention_norm")
-        arrays |= _norm(weights, f"{theirs}.ln_2", f"{ours}.mlp_norm")
+        theirs, block = f"{family.layer}.{index}", f"blocks.{index}"
+        for ours, name in family.norms.items():
+            arrays |= _norm(weights, f"{theirs}.{name}", f"{block}.{ours}")
+        for ours, name in family.dense.items():
+            places, shapes = ours.split(), ((), ())
+            if len(places) > 1:
+                width = len(places) * config.embed_dim
+                shapes = (config.embed_dim, width), (width,)
+            kernel = _get(weights, f"{theirs}.{name}.weight", *shapes[0])
+            kernel = kernel.T if family.is_transposed else kernel
+            bias = _get(weights, f"{theirs}.{name}.bias", *shapes[1])
+            parts = (np.split(x, len(places), axis=-1) for x in (kernel, bias))
+            for place, one, other in zip(places, *parts, strict=True):
+                arrays[f"{block}.{place}.kernel"] = one
+                arrays[f"{block}.{place}.bias"] = other
     return arrays
-
-
-def _bert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
-    return bert_arrays(weights, config.num_layers)
-
-
-_READERS = {"bert": _bert, "roberta": _bert, "gpt2": _gpt2}
 
 
 def _get(weights: Weights, name: str, *shape: int) -> np.ndarray:
-    """An array in float32; of this shape, if one is given."""
+    """An array in float32; of this shape, if one is passed."""
     if name not in weights:
         raise expected("model.safetensors", f"an array {name}", "none")
     array = weights[name]
