@@ -18,7 +18,6 @@ heads on, are used at every length if there are two heads; the gated units then 
 more than 16 GB.
 """
 
-import time
 from typing import Any
 
 import numpy as np
@@ -61,10 +60,21 @@ def measure(
     name: str, lengths: list[int], sizes: tuple[int, int], repeats: int
 ) -> dict[str, Any]:
     """Times, memory and exponents of one mechanism."""
-    calls = [_Call(name, length, *sizes) for length in lengths]
-    times = [[call.time() for call in calls] for _ in range(repeats)]
+    from lra_jax.benchmarking.cases import Case
+    from lra_jax.benchmarking.programs import Program
+
+    # The benchmark's own softmax is the papers', which builds its matrix.
+    subject = "softmax[implementation=None]" if name == "softmax" else name
+    shape = {"heads": sizes[0], "head_dim": sizes[1], "rows": "padded"}
+    programs = [
+        Program(Case(subject, "forward+backward", length, **shape))
+        for length in lengths
+    ]
+    for program in programs:
+        program.load(0.0)
+    times = [[program.sample() for program in programs] for _ in range(repeats)]
     fastest = [min(column) for column in zip(*times, strict=True)]
-    memory = [call.temporary_bytes for call in calls]
+    memory = [program.memory.temporary for program in programs]
     return {
         "time_exponent": round(slope(lengths, fastest), 2),
         "memory_exponent": round(slope(lengths, memory), 2),
@@ -77,50 +87,6 @@ def slope(lengths: list[int], costs: list[float] | list[int]) -> float:
     """The slope of log cost over log length, by least squares."""
     xs, ys = np.log(np.maximum([lengths, costs], 1e-9))
     return float(np.polyfit(xs, ys, 1)[0])
-
-
-class _Call:
-    """One mechanism at one length, compiled, with its inputs."""
-
-    def __init__(self, name: str, length: int, heads: int, head_dim: int):
-        import jax
-        import jax.numpy as jnp
-
-        from lra_jax.benchmarking.cases import Case
-        from lra_jax.benchmarking.works import extra_arrays, pull_back
-
-        mechanism = registry.resolve(name)
-        keys = jax.random.split(jax.random.key(0), 3)
-        shape = (1, length, heads, head_dim)
-        self.arrays = [jax.random.normal(key, shape) for key in keys]
-        mask = jnp.arange(length)[None] < length - 7
-        case = Case(name, "forward+backward", length, heads=heads, head_dim=head_dim)
-        extra = extra_arrays(case, mechanism, {})
-        masks = {"mask": mask, "query_mask": mask}
-        taken = registry.accepted_keywords(mechanism.attention) or frozenset()
-        extra |= {name: x for name, x in masks.items() if name in taken}
-        sizes = {"max_length": length} if "max_length" in taken else {}
-
-        @jax.jit
-        def both(arrays, extra):
-            def run(extra, *arrays):
-                return mechanism.attention(*arrays, **sizes, **extra)
-
-            out, pullback = pull_back(mechanism, run, extra, arrays)
-            return out, pullback(out)
-
-        self.extra = extra
-        self._call = both.lower(self.arrays, extra).compile()
-        memory: Any = self._call.memory_analysis()
-        self.temporary_bytes = memory.temp_size_in_bytes
-
-    def time(self) -> float:
-        """Seconds of one call."""
-        import jax
-
-        start = time.perf_counter()
-        jax.block_until_ready(self._call(self.arrays, self.extra))
-        return time.perf_counter() - start
 
 
 def publish(report: dict[str, Any]) -> None:

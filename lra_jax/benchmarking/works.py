@@ -5,9 +5,8 @@ arguments and feed its results into the next call.
 """
 
 import dataclasses
-import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -102,14 +101,25 @@ def _attention(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
         return mechanism.attention(*arrays, **extra, **keywords)
 
     def both(extra: Arrays, *arrays: jax.Array) -> Any:
+        """The output, and all gradients that training needs: those of gates and
+        parameters too, but not those of buffers and integers."""
         *inputs, cotangent = arrays
-        out, pullback = pull_back(mechanism, call, extra, inputs)
+        learned = {
+            name: x
+            for name, x in extra.items()
+            if name not in mechanism.buffers and jnp.issubdtype(x.dtype, jnp.floating)
+        }
+
+        def run(learned: Arrays, *inputs: jax.Array) -> jax.Array:
+            return call(extra | learned, *inputs)
+
+        out, pullback = jax.vjp(run, learned, *inputs)
         return out, pullback(cotangent)
 
     backward = case.work == "forward+backward"
 
     def make() -> Arguments:
-        extra = extra_arrays(case, mechanism, options)
+        extra = _parameters(case, mechanism, options) | _gates(case, mechanism, options)
         if case.rows == "padded":
             extra["mask"] = _mask(case)
         return extra, *_random(shape, case.dtype, 4 if backward else 3)
@@ -123,33 +133,6 @@ def _keep_accepted(
     """The keywords that a function accepts."""
     names = registry.accepted_keywords(function)
     return {k: v for k, v in keywords.items() if names is None or k in names}
-
-
-def pull_back(
-    mechanism: Any,
-    call: Callable[..., jax.Array],
-    extra: Arrays,
-    inputs: Sequence[jax.Array],
-) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """The output of ``call(extra, *inputs)``, and the function of its cotangent that
-    gives all gradients that training needs: those of gates and parameters too, but not
-    those of buffers and integers."""
-    learned = {
-        name: x
-        for name, x in extra.items()
-        if name not in mechanism.buffers and jnp.issubdtype(x.dtype, jnp.floating)
-    }
-
-    def run(learned: Arrays, *arrays: jax.Array) -> jax.Array:
-        return call(extra | learned, *arrays)
-
-    return jax.vjp(run, learned, *inputs)
-
-
-def extra_arrays(case: Case, mechanism: Any, options: dict[str, Any]) -> Arrays:
-    """The arrays that a mechanism takes besides query, key and value: its parameters,
-    made with these options, and random gates."""
-    return _parameters(case, mechanism, options) | _gates(case, mechanism, options)
 
 
 def _mask(case: Case) -> jax.Array:
@@ -238,21 +221,6 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     return Work(function, make, feed, donated=(0,), appends=keeps_all)
 
 
-def _make_model(
-    case: Case, mechanism: Any, options: dict[str, Any]
-) -> SequenceClassifier:
-    return SequenceClassifier(
-        **dataclasses.asdict(case.model),
-        max_length=case.length,
-        # The fused baseline is not a registered mechanism; a function will do.
-        mechanism=mechanism.function or mechanism.name,
-        attention_options=options,
-        dropout=0.1,
-        dtype=jnp.dtype(case.dtype),
-        rngs=nnx.Rngs(params=0),
-    )
-
-
 def _batch(case: Case) -> Arrays:
     """Sequences without padding, as in the papers' tables."""
     tokens, labels = jax.random.split(jax.random.key(0))
@@ -266,9 +234,22 @@ def _batch(case: Case) -> Arrays:
 
 
 def _model(case: Case, mechanism: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The graph of a classifier, and a function that makes its parameters."""
     if case.causal:
         raise Unsupported("the classifier has no causal form")
-    make = functools.partial(_make_model, case, mechanism, options)
+
+    def make() -> SequenceClassifier:
+        return SequenceClassifier(
+            **dataclasses.asdict(case.model),
+            max_length=case.length,
+            # The fused baseline is not a registered mechanism; a function will do.
+            mechanism=mechanism.function or mechanism.name,
+            options=options,
+            dropout=0.1,
+            dtype=jnp.dtype(case.dtype),
+            rngs=nnx.Rngs(params=0),
+        )
+
     return nnx.split(nnx.eval_shape(make))[0], lambda: nnx.state(make())
 
 
