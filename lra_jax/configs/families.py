@@ -1,7 +1,7 @@
 """Settings that the presets of several tasks share.
 
-A mechanism's own constants and sizes for a preset are in `lra_jax.configs.mechanisms`;
-`lra_jax.configs.get_preset` adds them.
+A mechanism's own constants and sizes for a preset, with their sources, are in
+`lra_jax.configs.mechanisms`; `lra_jax.configs.get_preset` adds them.
 
 official: google-research/long-range-arena, the config files and the constants in its
   models' code. Adam (0.9, 0.98, 1e-9) with decoupled weight decay, clipping only on
@@ -10,20 +10,6 @@ official: google-research/long-range-arena, the config files and the constants i
   differ from ours of the same name in ways that `lra_jax/attention/` describes; it also
   leaves padding unmasked in Linformer, Performer and the Linear Transformer, and
   applies dropout to attention weights, and we do not.
-  flow: thuml/Flowformer, folder Flowformer_LRA, a fork of that code: features ReLU +
-  1e-6, competition by a softmax over the heads, no clip, and for some tasks its own
-  layers, heads, widths and rates.
-  cosformer: OpenNLPLab/lra, configs/experiment/trans-cosformer-lra-*.yaml, by
-  cosFormer's own group: layers, width, dropout, rate, weight decay, steps, warm-up of
-  each task, 8 heads, an MLP of twice the width, denominators of at least 1e-4, batch
-  norm for text and image, norms after the sums for retrieval, the last position for
-  pathfinder. That code is a branch of S4's, from which come sinusoids with a dropout of
-  0.1, biases, Adam's (0.9, 0.999, 1e-8), mean pooling, values of pixels through a
-  linear layer, and products and differences of two documents. Deviations: that code
-  does not mask padding in attention and batch norm, takes cosFormer's M from each
-  batch, applies dropout twice to an MLP's output, and has one layer as its head; other
-  settings that are missing from its files, such as the image task's batches and steps
-  and the sizes for larger images, are as in LRA's.
 compact: the small model that the PyTorch code bases share, mlpen/Nystromformer and
   pkuzengqi/Skyformer, folder LRA: 2 layers, 64 wide, 2 heads, MLP 128, mean pooling,
   learned positions, dropout 0.1. Adam (0.9, 0.999, 1e-6) at 1e-4 without weight decay,

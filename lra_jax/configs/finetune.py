@@ -5,11 +5,10 @@ encoder, so attention and sizes must be those of that run; the texts use its voc
 Without it the weights are random, which shows the benefit of pretraining, and each byte
 is a token. The texts are the IMDb reviews, or any table.
 
-tiny (default): for a model of mlm's preset tiny: the first 512 tokens, mean pooling,
-AdamW at a peak of 3e-4 with a linear decay, batch 32, 2,000 steps.
+tiny (default): for a model of mlm's preset tiny.
   Command: python -m lra_jax.train --task=finetune --data.checkpoint=runs/...
-linformer: for RoBERTa-base; batch 32 and 10 epochs of IMDb's 22,500 reviews at a peak
-of 3e-5. The paper does not give its fine-tuning rate: this one is similar to RoBERTa's.
+linformer: for RoBERTa-base; 10 epochs of IMDb's 22,500 reviews. The paper does not give
+its fine-tuning rate: this one is similar to RoBERTa's.
   Command: python -m lra_jax.train --task=finetune --preset=linformer
   --attention=linformer --data.checkpoint=runs/...
 """

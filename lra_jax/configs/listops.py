@@ -3,55 +3,36 @@
 Task: 96,000 / 2,000 / 2,000 nested expressions of 501 to 1999 tokens, ten classes.
 Reading nothing scores 17.05 %, reading only the root operator 36.6 %.
 
-modern-quick, the default: modern for 3,200 steps, 300 of them warm-up, with only short
-examples for 80 %.
+modern-quick, the default: modern for fewer steps, most of them on short examples.
   Command: python -m lra_jax.train --task=listops
   Expected: cosFormer 41.10 % in 18 minutes on 2 CPU cores (results/listops/ has this
   run and those of other mechanisms).
 
-compact: the small model that the PyTorch LRA code bases share (mlpen/Nystromformer and
-pkuzengqi/Skyformer, folder LRA): 2 layers, 64 wide, 2 heads, MLP 128, mean pooling,
-learned positions, dropout 0.1, batch 32, 5,000 steps. Those code bases run AdamW at
-1e-4 with a linear one-cycle schedule, which after 5,000 steps is still at the majority
-rate. Ours: 500 steps of warm-up to 1e-3, then a cosine; the first 128 tokens of each
-training sequence for 2,000 steps, the first 512 for 500, then all (``length_warmup``);
-a second moment that decays with 0.98, as in the LRA code; weight decay of 0.3 on
-matrices and tables; gradients clipped to a global norm of 1 (Skyformer clips values at
-1). Linformer has 128 features, as in Skyformer. The best checkpoint is the one with the
-lowest validation loss (the code bases: highest accuracy), because accuracy hardly
-changes here while the loss still falls.
+compact: the small model of ``families``. The PyTorch code bases' training is still at
+the majority rate after these steps. Ours: a cosine from 1e-3; training sequences cut
+short at first; a second moment that decays with 0.98, as in the LRA code; weight decay
+on matrices and tables; and the best checkpoint by validation loss (the code bases:
+accuracy), because accuracy hardly changes here while the loss still falls.
   Command: python -m lra_jax.train --task=listops --preset=compact
   Expected: cosFormer 37.45 % in 17 minutes on 2 CPU cores (results/listops/ has this
   run and those of softmax, linear, Linformer and Flow).
 
-official: google-research/long-range-arena, lra_benchmarks/listops/configs: 4 layers,
-512 wide, 8 heads, MLP 1024, CLS pooling, sinusoidal positions, no biases in the
-attention projections, dropout 0.1, Adam (0.9, 0.98, 1e-9) with decoupled weight decay
-0.1, base rate 0.05 with inverse square-root decay after 1,000 steps, batch 32, 5,000
-steps, fixed length 2,000; each mechanism's own constants, sizes and steps are in its
-entry, with their sources in ``families``.
+official: google-research/long-range-arena, lra_benchmarks/listops/configs.
   Command: python -m lra_jax.train --task=listops --preset=official
-  Published accuracy: Transformer 36.37, Linear Transformer 16.13, Linformer 35.70 (LRA
-  paper, Table 1); Flowformer 38.70 (Flowformer repository, figure), cosFormer 36.50
-  (in S4's code).
   About 40 times the computation of compact: intended for an accelerator.
 
-modern: 2 blocks of ``families``, 64 wide, 2 heads, MLP 128, no dropout; 12,000 steps
-of 32, peak rate 2e-3, a second moment that decays with 0.99, weight decay 0.01 on
-matrices only. Training sees two things that published models did not, and the report
-says so: the arguments of every operator in a new order each time (``data.permute``),
-and in the first 70 % of the steps only examples of at most 700 tokens
+modern: two blocks of ``families``. Training sees two things that published models did
+not, and the report says so: the arguments of every operator in a new order each time
+(``data.permute``), and only short examples for most of the steps
 (``train.curriculum``).
   Command: python -m lra_jax.train --task=listops --preset=modern --attention=hgrn
   Expected: HGRN 45.95 %, cosFormer 42.60 %, in two hours on one CPU core
   (results/learning/).
 
-modern-large: the sizes of HGRN's own run (OpenNLPLab/lra, hgrn-lra-listops.yaml):
-6 blocks, 128 wide, batch 50, 50,000 steps, 1,000 of warm-up to 1e-3, a cosine, weight
-decay 0.01; block, pooling and data as in modern, all lengths from the start. For an
-accelerator; not measured.
+modern-large: the sizes of HGRN's own run (OpenNLPLab/lra, hgrn-lra-listops.yaml);
+block, pooling and data as in modern, all lengths from the start. For an accelerator;
+not measured. Its paper reports 59.95 without permuted arguments.
   Command: python -m lra_jax.train --task=listops --preset=modern-large --attention=hgrn
-  Published accuracy, without permuted arguments: HGRN 59.95 (its paper).
 """
 
 import dataclasses

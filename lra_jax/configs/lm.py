@@ -1,36 +1,25 @@
 """Presets of language modelling: the next token of a text.
 
-tiny (default): the source of Python's standard library, byte by byte, in rows of 512; 4
-layers, 128 wide, 4 heads, MLP 512, a short convolution before every mechanism, rotary
-positions if scores are inner products of queries and keys, else none, no dropout.
-AdamW at a peak of 2e-3 with a cosine, batch 16, 1,200 steps: 9.8 million bytes, about
-an epoch. `--model.max_length`, cosFormer's M, is 8 rows, so that a model can score and
-continue texts longer than a row.
+tiny (default): the source of Python's standard library, byte by byte: 9.8 million
+bytes, about an epoch. `--model.max_length`, cosFormer's M, is 8 rows, so that a model
+can score and continue texts longer than a row.
   Command: python -m lra_jax.train --task=lm
   Expected: cosFormer 1.67 bits per byte in 13 minutes on 2 CPU cores
   (results/language/lm-cosformer-tiny-seed0.json).
-flowformer: thuml/Flowformer, folder Flowformer_NLP, fairseq's `transformer_lm`: 6
-layers, 512 wide, 8 heads, MLP 2048 with ReLU, pre-norm, sinusoids added to token
-embeddings that are multiplied by the root of the width, dropout 0.1 (none after the
-MLP's activation), rows of 512, 64 rows per batch,
-Adam (0.9, 0.98) with weight decay 0.01, no clipping, a peak of 1e-3 after 6,000 steps
-and then the inverse square root, 150,000 steps. With WikiText-103's 267,735 words and
-the mask token it has 156 million parameters. Its table gives these perplexities:
-Flowformer 30.8, Transformer 33.0, cosFormer 34.1, Linear Transformer 38.4, scored with
-400 of 512 tokens of context; ours is scored with none and with 256.
-The rows of other models come from an older paper: a Transformer of this size has
-reached 29.6 on validation (TransNormer's authors).
+flowformer: thuml/Flowformer, folder Flowformer_NLP, fairseq's `transformer_lm`. With
+WikiText-103's 267,735 words and the mask token it has 156 million parameters. Its table
+gives these perplexities: Flowformer 30.8, Transformer 33.0, cosFormer 34.1, Linear
+Transformer 38.4, scored with 400 of 512 tokens of context; ours is scored with none and
+with 256. The rows of other models come from an older paper: a Transformer of this size
+has reached 29.6 on validation (TransNormer's authors).
   Command: python -m lra_jax.train --task=lm --preset=flowformer --attention=flow
   --data.path=wikitext-103-v1.zip
-cosformer: Baevski & Auli's model as in cosFormer's Table 2: 16 layers, 1024 wide, 8
-heads, MLP 4096 with ReLU, adaptive inputs and softmax at 20,000 and 60,000, dropout 0.3
-and after the MLP's activation 0.1, 286,000 steps of 73,728 tokens, gradients clipped at
-0.1; 247 million parameters. Deviations:
-AdamW at a peak of 5e-4 with one cosine instead of Nesterov's momentum with several,
-rows of 512 (the length of cosFormer's runs was not found), no dropout in attention and
-tails. Its table: cosFormer 23.5 on validation and 23.1 on the test, Transformer 24.5
-and 26.2; the other rows come from an older paper, and in later runs by cosFormer's own
-group softmax is ahead.
+cosformer: Baevski & Auli's model as in cosFormer's Table 2, 73,728 tokens a step, 247
+million parameters. Deviations: AdamW with one cosine instead of Nesterov's momentum
+with several, rows of 512 (the length of cosFormer's runs was not found), no dropout in
+attention and tails. Its table: cosFormer 23.5 on validation and 23.1 on the test,
+Transformer 24.5 and 26.2; the other rows come from an older paper, and in later runs by
+cosFormer's own group softmax is ahead.
   Command: python -m lra_jax.train --task=lm --preset=cosformer
   --data.path=wikitext-103-v1.zip
 

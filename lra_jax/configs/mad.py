@@ -1,12 +1,8 @@
 """Presets of the six tests of MAD; the tasks: `lra_jax.data.suites.mad`.
 
-official: athms/mad-lab, configs/tasks/*.yml, mad/configs.py and benchmark.py:
-vocabulary 16 (memorise 256, noisy recall 32 of which 16 are noise), lengths 32
-(compress, memorise), 128 (recall) and 256 (selective copy), 12,800 training sequences
-(memorise 256), 1,280 for testing; four layers, alternating the mechanism and a SwiGLU,
-which are two blocks here: 128 wide, 16 heads, gated MLP of 352; batch 128, 200 epochs,
-AdamW, cosine from each of 1e-4, 5e-4 and 1e-3, weight decay 0 and 0.1, best result.
-Softmax attention has rotary positions.
+official: athms/mad-lab, configs/tasks/*.yml, mad/configs.py and benchmark.py: four
+layers, alternating the mechanism and a SwiGLU, which are two blocks here; 200 epochs,
+the best result of `RATES` and `WEIGHT_DECAYS`.
 Deviations: this is the basic setting of each test; MAD's score is a mean over it and 5
 to 13 harder ones (docs/suites.md lists them), so published scores are lower. Accuracy
 is a mean over targets here, there over classes; the best checkpoint is the one with the
@@ -17,8 +13,7 @@ norm.
   Command: python -m lra_jax.train --task=mad-recall --preset=official
            --attention=delta
 
-quick (default): the same sequences, except selective copying of 8 tokens in 64; two
-blocks, 64 wide, 2 heads, MLP 128, batch 32, one rate.
+quick (default): the same sequences, except shorter ones in selective copying; one rate.
   Command: python -m lra_jax.train --task=mad-recall --attention=delta
 """
 

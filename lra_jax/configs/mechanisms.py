@@ -2,29 +2,43 @@
 
 For each mechanism: a pattern of preset names (``official``, ``modern*``), then one of
 task names (``*``, which means all of LRA, or ``path*``, ``mad-*``), then flags and
-their values. Later patterns override earlier ones. `lra_jax.configs.families` names the
-sources.
+their values. Later patterns override earlier ones. Without another source, values are
+those of google-research/long-range-arena.
+
+flow: thuml/Flowformer, folder Flowformer_LRA, a fork of that code: features ReLU +
+1e-6, competition by a softmax over the heads, no clip, and for some tasks its own
+layers, heads, widths and rates.
+cosformer: OpenNLPLab/lra, configs/experiment/trans-cosformer-lra-*.yaml, by
+cosFormer's own group: layers, width, dropout, rate, weight decay, steps, warm-up of
+each task, 8 heads, an MLP of twice the width, denominators of at least 1e-4, batch
+norm for text and image, norms after the sums for retrieval, the last position for
+pathfinder. That code is a branch of S4's, from which come sinusoids with a dropout of
+0.1, biases, Adam's (0.9, 0.999, 1e-8), mean pooling, values of pixels through a
+linear layer, and products and differences of two documents. Deviations: that code
+does not mask padding in attention and batch norm, takes cosFormer's M from each
+batch, applies dropout twice to an MLP's output, and has one layer as its head; other
+settings that are missing from its files, such as the image task's batches and steps
+and the sizes for larger images, are as in LRA's.
 """
 
 from typing import Any
 
 
-def _sizes(**sizes: int) -> dict[str, int]:
-    """Flags of the model: ``_sizes(num_layers=2)`` sets ``model.num_layers``."""
-    return {f"model.{name}": size for name, size in sizes.items()}
+def _sizes(layers: int, heads: int, width: int, qkv: int, mlp: int) -> dict[str, int]:
+    """The sizes of a model as flags."""
+    return {
+        "model.num_layers": layers,
+        "model.num_heads": heads,
+        "model.embed_dim": width,
+        "model.qkv_dim": qkv,
+        "model.mlp_dim": mlp,
+    }
 
 
 PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     # athms/mad-lab, configs/layers/mh-attention.yml.
     "softmax": {"official": {"mad-*": {"model.positions": "rotary"}}},
-    "linear": {
-        "official": {
-            "pathfinder": _sizes(
-                num_layers=1, num_heads=2, embed_dim=128, qkv_dim=64, mlp_dim=128
-            )
-        }
-    },
-    # OpenNLPLab/lra, trans-cosformer-lra-*.yaml; see lra_jax/configs/families.py.
+    "linear": {"official": {"pathfinder": _sizes(1, 2, 128, 64, 128)}},
     "cosformer": {
         "official": {
             "*": {
@@ -39,10 +53,8 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "train.adam_eps": 1e-8,
             },
             "path*": {"model.inputs": "linear", "model.pooling": "last"},
-            "listops": _sizes(
-                num_layers=6, num_heads=8, embed_dim=128, qkv_dim=128, mlp_dim=256
-            )
-            | {
+            "listops": {
+                **_sizes(6, 8, 128, 128, 256),
                 "model.dropout": 0.0,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.01,
@@ -51,10 +63,8 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "train.batch_size": 50,
                 "train.eval_every": 1_000,
             },
-            "text": _sizes(
-                num_layers=5, num_heads=8, embed_dim=64, qkv_dim=64, mlp_dim=128
-            )
-            | {
+            "text": {
+                **_sizes(5, 8, 64, 64, 128),
                 "model.dropout": 0.0,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.0005,
@@ -66,10 +76,8 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "model.max_length": 4_096,
                 "data.max_length": 4_096,
             },
-            "retrieval": _sizes(
-                num_layers=4, num_heads=8, embed_dim=128, qkv_dim=128, mlp_dim=256
-            )
-            | {
+            "retrieval": {
+                **_sizes(4, 8, 128, 128, 256),
                 "model.dropout": 0.0,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.001,
@@ -80,10 +88,8 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "model.post_norm": True,
                 "model.interaction": "nli",
             },
-            "image": _sizes(
-                num_layers=6, num_heads=8, embed_dim=512, qkv_dim=512, mlp_dim=1_024
-            )
-            | {
+            "image": {
+                **_sizes(6, 8, 512, 512, 1_024),
                 "model.dropout": 0.2,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.004,
@@ -91,10 +97,8 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "model.inputs": "linear",
                 "model.norm": "batch",
             },
-            "pathfinder": _sizes(
-                num_layers=6, num_heads=8, embed_dim=256, qkv_dim=256, mlp_dim=512
-            )
-            | {
+            "pathfinder": {
+                **_sizes(6, 8, 256, 256, 512),
                 "model.dropout": 0.1,
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.0005,
@@ -106,7 +110,7 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             },
         }
     },
-    # thuml/Flowformer, folder Flowformer_LRA; the retrieval file has LRA's sizes.
+    # The retrieval file has LRA's sizes.
     "flow": {
         "official": {
             "*": {
@@ -120,10 +124,8 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             },
             "text": {"model.num_layers": 1, "train.learning_rate": 0.005},
             "image": {"model.num_heads": 4},
-            "pathfinder": _sizes(
-                num_layers=1, num_heads=8, embed_dim=256, qkv_dim=128, mlp_dim=256
-            )
-            | {
+            "pathfinder": {
+                **_sizes(1, 8, 256, 128, 256),
                 "train.learning_rate": 0.0001,
             },
         }
@@ -131,9 +133,7 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     "linformer": {
         "official": {
             "*": {"model.attention_options": "features=16,sharing=key_value"},
-            "pathfinder": _sizes(
-                num_layers=1, num_heads=2, embed_dim=32, qkv_dim=16, mlp_dim=32
-            ),
+            "pathfinder": _sizes(1, 2, 32, 16, 32),
         },
         "compact": {"*": {"model.attention_options": "features=128"}},
         "modern": {"path*": {"model.attention_options": "features=256"}},
@@ -143,9 +143,7 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
             "*": {"model.attention_options": "kernel=relu,scale=1,feature_eps=0.001"},
             # Not those of the repository's file: its maintainer gives these for the
             # published accuracy (google-research/long-range-arena, issue 37).
-            "pathfinder": _sizes(
-                num_layers=1, num_heads=8, embed_dim=128, qkv_dim=64, mlp_dim=128
-            ),
+            "pathfinder": _sizes(1, 8, 128, 64, 128),
         }
     },
     "local": {
@@ -157,10 +155,8 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "model.pooling": "mean",
             },
             "path*": {"model.attention_options": "block=64"},
-            "pathfinder": _sizes(
-                num_layers=2, num_heads=4, embed_dim=64, qkv_dim=32, mlp_dim=64
-            )
-            | {
+            "pathfinder": {
+                **_sizes(2, 4, 64, 32, 64),
                 "model.dropout": 0.1,
             },
         }
@@ -174,10 +170,8 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "model.num_heads": 4,
                 "model.pooling": "mean",
             },
-            "pathfinder": _sizes(
-                num_layers=2, num_heads=2, embed_dim=32, qkv_dim=16, mlp_dim=32
-            )
-            | {
+            "pathfinder": {
+                **_sizes(2, 2, 32, 16, 32),
                 "model.dropout": 0.1,
             },
         }
@@ -187,30 +181,20 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "official": {
             "*": {"model.attention_options": "block=64,num_random=3"},
             "image": {"model.num_heads": 1},
-            "pathfinder": _sizes(
-                num_layers=4, num_heads=2, embed_dim=64, qkv_dim=32, mlp_dim=64
-            ),
+            "pathfinder": _sizes(4, 2, 64, 32, 64),
         }
     },
     "sparse": {
         "official": {
             "*": {"model.attention_options": "pattern=fixed,stride=50,summary=10"},
-            "pathfinder": _sizes(
-                num_layers=1, num_heads=8, embed_dim=32, qkv_dim=16, mlp_dim=32
-            ),
+            "pathfinder": _sizes(1, 8, 32, 16, 32),
         }
     },
     # Not in LRA. It has no projections, so all widths are equal.
     "fnet": {
         "official": {"image": {"model.qkv_dim": 128}, "path*": {"model.qkv_dim": 32}}
     },
-    "synthesizer": {
-        "official": {
-            "pathfinder": _sizes(
-                num_layers=2, num_heads=4, embed_dim=64, qkv_dim=32, mlp_dim=64
-            )
-        }
-    },
+    "synthesizer": {"official": {"pathfinder": _sizes(2, 4, 64, 32, 64)}},
     "sinkhorn": {
         "official": {
             "*": {"model.attention_options": "block=50"},
@@ -222,20 +206,14 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "model.dropout": 0.1,
                 "train.weight_decay": 0.7,
             },
-            "pathfinder": _sizes(
-                num_layers=2, num_heads=4, embed_dim=32, qkv_dim=16, mlp_dim=64
-            ),
+            "pathfinder": _sizes(2, 4, 32, 16, 64),
         }
     },
     "reformer": {
         "official": {
             "*": {"model.attention_options": "chunk=None,num_hashes=1,num_buckets=10"},
-            "image": _sizes(
-                num_layers=4, num_heads=8, embed_dim=64, qkv_dim=32, mlp_dim=64
-            ),
-            "pathfinder": _sizes(
-                num_layers=2, num_heads=8, embed_dim=64, qkv_dim=32, mlp_dim=64
-            ),
+            "image": _sizes(4, 8, 64, 32, 64),
+            "pathfinder": _sizes(2, 8, 64, 32, 64),
         }
     },
     "gau": {"modern*": {"*": {"model.mlp": "auto"}}},

@@ -4,15 +4,12 @@
 mask, 10 % by a random token, and 10 % are shown (as in BERT; chosen anew in every step,
 as in RoBERTa).
 
-tiny (default): the source of Python's standard library, byte by byte, in rows of 512; 4
-layers, 128 wide, 4 heads, MLP 512, learned positions. AdamW at a peak of 1e-3 with a
-linear decay, batch 16, 1,200 steps.
+tiny (default): the source of Python's standard library, byte by byte.
   Command: python -m lra_jax.train --task=mlm
 linformer: RoBERTa-base as in facebookresearch/fairseq, examples/linformer and
-examples/roberta: 12 layers, 768 wide, 12 heads, MLP 3072, dropout 0.1, rows of 512,
-AdamW (0.9, 0.98, 1e-6), weight decay 0.01, a peak of 5e-4 after 24,000 steps at 2,048
-rows per batch, and Linformer's 250,000 steps. Its K is an option of the mechanism, 128
-in the paper. Theirs is on BPE of books and Wikipedia, so perplexities do not compare.
+examples/roberta, for Linformer's 250,000 steps. Its K is an option of the mechanism,
+128 in the paper. Theirs is on BPE of books and Wikipedia, so perplexities do not
+compare.
   Command: python -m lra_jax.train --task=mlm --preset=linformer --attention=linformer
   --model.attention_options=features=128,sharing=key_value --data.path=FOLDER
 """

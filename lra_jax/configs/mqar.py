@@ -1,32 +1,24 @@
 """Presets of multi-query associative recall; the task: `lra_jax.data.suites.mqar`.
 
-official: HazyResearch/zoology, zoology/experiments/arxiv24_based_figure2/configs.py:
-vocabulary 8,192; trained on 100,000 sequences of 64 tokens with 4 pairs and 20,000 each
-of 128 with 8 and of 256 with 16, 32 and 64; tested on 1,000 each of 64 tokens with 4, 8
-and 16 pairs, 128 with 32, 256 with 64, 512 with 128 and 1,024 with 256, random tokens
-between the queries; 2 layers without MLP, 64 wide, one head; batch 256, 32 epochs
-(22,500 steps), cosine, weight decay 0.1 on all arrays, rates from 10^-3 to 10^-1.5.
-Every mixer there alternates with a gated convolution of size 3; here queries, keys and
-values of each layer pass through a convolution of size 3, and the embedding is not
-shared with the logits. The embeddings and softmax's weights have no dropout here, 0.1
-there; there, a block without MLP adds a norm of its own sum, and training stops above
-99 %. Batches are shuffled and mix kinds of one length, so those with more pairs weigh
-more; there, each batch holds one kind, always in the same order. Accuracy over
+official: HazyResearch/zoology, zoology/experiments/arxiv24_based_figure2/configs.py, 32
+epochs. Every mixer there alternates with a gated convolution of size 3; here queries,
+keys and values of each layer pass through a convolution of size 3, and the embedding is
+not shared with the logits. The embeddings and softmax's weights have no dropout here,
+0.1 there; there, a block without MLP adds a norm of its own sum, and training stops
+above 99 %. Batches are shuffled and mix kinds of one length, so those with more pairs
+weigh more; there, each batch holds one kind, always in the same order. Accuracy over
 all kinds is a mean over queries here, half of them in the longest sequences, and over
 sequences there; that of one kind is the same.
   Command: python -m lra_jax.train --task=mqar --preset=official
 
-figure2: .../iclr24_zoology_figure2/configs.py: 64 tokens with 4 pairs; other sizes are
-``--data.train=128/8:100000 --data.test=128/8:3000`` and so on, up to 512/64. Token 0
-between the queries, batch 512 (256 at 256 tokens, 128 at 512), 64 epochs (12,500
-steps), rates from 10^-4 to 10^-2, learned positions, no convolution. It is intended for
-softmax, which has 2 layers there; others have 4.
+figure2: .../iclr24_zoology_figure2/configs.py, 64 epochs. Other sizes are
+``--data.train=128/8:100000 --data.test=128/8:3000`` and so on, up to 512/64, with
+batches of 256 at 256 tokens and 128 at 512. It is intended for softmax, which has 2
+layers there; others have 4.
   Command: python -m lra_jax.train --task=mqar --preset=figure2 --attention=softmax
 
-quick (default): vocabulary 256; trained on 24,000 sequences of 64 tokens with 4, 8 and
-16 pairs and token 0 between the queries (with so small a vocabulary, random tokens
-would often be keys), tested on each kind; 2 layers without MLP, 64 wide, 2 heads,
-one rate.
+quick (default): a small vocabulary and token 0 between the queries, where random tokens
+would often be keys; tested on each kind; one rate.
   Command: python -m lra_jax.train --task=mqar --attention=softmax
 """
 

@@ -2,12 +2,10 @@
 
 There is no published protocol of exactly this form: both presets are ours.
 
-official: trained on 64,000 sequences of 64 to 1,024 tokens, tested up to 131,072; 2
-blocks, 128 wide, 4 heads, short convolution, batch 32, 20,000 steps.
+official: trained on up to 1,024 tokens, tested up to 131,072.
   Command: python -m lra_jax.train --task=needle --preset=official --attention=linear
 
-quick (default): trained on 32 to 128 tokens, tested up to 4,096; 2 blocks, 64 wide,
-one rate.
+quick (default): trained on 32 to 128 tokens, tested up to 4,096; one rate.
   Command: python -m lra_jax.train --task=needle --attention=linear
 """
 

@@ -1,11 +1,8 @@
 """Presets of the tests of state tracking; the tasks: `lra_jax.data.suites.state`.
 
 official: automl/unlocking_state_tracking (Grazzi et al. 2024, arXiv:2411.12537), a
-branch of NX-AI/xlstm: trained on lengths 3 to 40, validated and tested on 40 to 256
-(8,192 of each); 2 blocks, 128 wide, 4 heads, short convolution of 4, batch 256, rate
-1e-3 after a tenth of the steps, cosine; parity 20,000 steps without weight decay, the
-two of modular arithmetic 100,000 steps with 0.1; 5,120,000 training sequences, 20,000
-batches. Published numbers are those of the last step, in bfloat16, so compare
+branch of NX-AI/xlstm: trained on lengths 3 to 40, validated and tested on 40 to 256.
+Published numbers are those of the last step, in bfloat16, so compare
 `test_accuracy_last`; the best checkpoint is chosen on lengths of 40 to 256 too.
 s5, a5: the groups and targets of jopetty/word-problem, whose published results are
 plots; words of up to 20 elements, its longest for A5, are tested on up to 256, with the
@@ -13,9 +10,7 @@ model and training of modular arithmetic.
   Command: python -m lra_jax.train --task=parity --preset=official --attention=delta
            --model.attention_options=beta_range=2
 
-quick (default): 20,000 training sequences (word problems: of up to 12 elements), tested
-on 40 to 128 and on single lengths; 2 blocks, 64 wide, 2 heads, MLP 128, batch 64, rate
-5e-3.
+quick (default): tested on 40 to 128 and on single lengths (word problems: 12 to 40).
   Command: python -m lra_jax.train --task=parity --attention=delta
 
 Test accuracy is rescaled in reports: 0 is chance and 1 is all correct.
