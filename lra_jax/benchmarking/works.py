@@ -244,7 +244,7 @@ def _model(case: Case, mechanism: Any, options: dict[str, Any]) -> tuple[Any, An
             max_length=case.length,
             # The fused baseline is not a registered mechanism; a function will do.
             mechanism=mechanism.function or mechanism.name,
-            options=options,
+            attention_options=options,
             dropout=0.1,
             dtype=jnp.dtype(case.dtype),
             rngs=nnx.Rngs(params=0),
