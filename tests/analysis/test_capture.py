@@ -14,13 +14,11 @@ from lra_jax.analysis.bounded_collapse import bounded_model
 from lra_jax.analysis.capture import capture, variant_states
 from lra_jax.analysis.collapse import collapse_curves, model_curves
 from lra_jax.analysis.networks import VARIANTS, Variant
-from lra_jax.attention import MECHANISMS
 from lra_jax.models import MaskedLM, MatchingClassifier, SequenceClassifier
 from lra_jax.models.attention import MultiHeadAttention
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = {"sinkhorn": {"block": 8}, "sparse": {"stride": 4}}
 # The weights before a norm that acts on the output, as a gate does.
 NORMED = ("norm", "retention", "delta")
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 9, (2, 16)), jnp.int32)
@@ -32,7 +30,6 @@ def classifier(mechanism="softmax", num_layers=2, **settings):
         9,
         3,
         mechanism=mechanism,
-        attention_options=settings.pop("options", OPTIONS.get(mechanism)),
         num_layers=num_layers,
         embed_dim=8,
         mlp_dim=8,
@@ -42,7 +39,13 @@ def classifier(mechanism="softmax", num_layers=2, **settings):
     )
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+# Of each kind: features, competition, projections, random features, gates, a memory,
+# a unit in the MLP's place, a step of a recurrence, and none at all.
+KINDS = ("softmax", "cosformer", "flow", "linformer", "performer", "retention", "gla")
+KINDS += ("luna", "gau", "hgrn", "fnet")
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_weights_times_values_are_what_attention_gave(name):
     model = classifier(name, num_layers=1)
     captured = capture(model, lambda: model(TOKENS, LENGTHS))

@@ -32,13 +32,13 @@ def read(folder: Path) -> dict:
     return json.loads((folder / "accelerator.json").read_text())
 
 
-def test_all_parts_and_then_none_again(tmp_path, monkeypatch, capsys) -> None:
+def test_every_kind_of_part_and_then_none_again(tmp_path, monkeypatch, capsys) -> None:
     command = [*TINY, f"--out={tmp_path}"]
     # The data that ListOps generates.
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "data"))
-    # Of those that are skipped on a CPU, one will do.
-    skipped = ("kernel-times", "kernel-times-causal")
-    few = tuple(part for part in parts.PARTS if part.name not in skipped)
+    # One of each kind: some are skipped on a CPU, and another training takes long.
+    names = ("reference", "correctness", "times-causal", "kernels", "listops")
+    few = tuple(part for part in parts.PARTS if part.name in names)
     monkeypatch.setattr(parts, "PARTS", few)
     benchmark.main(command)
     capsys.readouterr()
@@ -52,14 +52,11 @@ def test_all_parts_and_then_none_again(tmp_path, monkeypatch, capsys) -> None:
         (causal, dtype) for causal in (False, True) for dtype in correctness.TOLERANCES
     ]
     assert all(row["holds"] and row["output"] > 0 for row in errors)
-    for name in ("times", "times-causal"):
-        rows = found[name]["found"]["rows"]
-        assert [row["status"] for row in rows] == ["measured"]
-        assert {row["causal"] for row in rows} == {name == "times-causal"}
+    (row,) = found["times-causal"]["found"]["rows"]
+    assert row["status"] == "measured" and row["causal"]
     assert found["listops"]["found"]["steps"] == 10
-    assert found["lm"]["found"]["test_bits_per_byte_best"] > 0
     page = (tmp_path / "accelerator.md").read_text()
-    assert "bits per byte" in page and "which holds for 4 of 4 comparisons" in page
+    assert "which holds for 4 of 4 comparisons" in page
     assert str(tmp_path / "parts") not in page
 
     benchmark.main(command)

@@ -51,10 +51,14 @@ def test_the_page(tmp_path) -> None:
             ]
         },
     }
+    run = {"attention": "cosformer", "preset": "tiny", "test_accuracy_best": 25.0}
+    run |= {"task": "lm", "test_bits_per_byte_best": 5.6, "test_examples": 560}
+    run |= {"steps": 10, "steps_per_second": 25.5, "seconds": 4.0}
+    found["lm"] = run | {"parameters": 9, "peak_memory_bytes": None}
     ended = {"status": "done", "reason": None, "seconds": 3.0}
     listed = [{"name": name, "found": x} | ended for name, x in found.items()]
     listed.append(
-        {"name": "lm", "status": "failed", "reason": "ended by SIGSEGV: x"}
+        {"name": "listops", "status": "failed", "reason": "ended by SIGSEGV: x"}
         | {"seconds": 9.0, "found": {}}
     )
     values = {"command": "python -m x", "commit": "c0ffee", "device": "1 x H200"}
@@ -63,6 +67,7 @@ def test_the_page(tmp_path) -> None:
     for wanted in (
         "# lra_jax on 1 x H200",
         "failed: ended by SIGSEGV: x (9 s)",
+        "5.600 bits per byte",
         "causal, padded",
         "bfloat16 beyond the tolerance",
         "which holds for 1 of 2 comparisons",

@@ -46,14 +46,6 @@ def test_the_blocks_take_the_mechanisms_in_turn() -> None:
     assert names == ["hgrn", "hgrn", "cosformer", "hgrn", "hgrn"]
 
 
-def test_a_hybrid_of_one_is_the_mechanism() -> None:
-    tokens = np.random.default_rng(0).integers(0, 11, (2, 9))
-    plain, hybrid = _encoder(), _encoder("cosformer")
-    wanted = helpers.call_model(TransformerEncoder.__call__, plain, tokens)
-    got = helpers.call_model(TransformerEncoder.__call__, hybrid, tokens)
-    np.testing.assert_array_equal(got, wanted)
-
-
 def test_every_block_computes_its_own_mechanism() -> None:
     """Each block does what it would in a model that has its mechanism throughout."""
     hybrid = _encoder("cosformer", "linear", "flow")

@@ -57,31 +57,6 @@ def test_compiled(remat):
     np.testing.assert_array_equal(found[0]["outputs"][0], found[1]["inputs"][0])
 
 
-def test_beside_a_gradient_of_recomputed_blocks():
-    graph, params = nnx.split(classifier(remat=True))
-
-    def loss(params, capturing):
-        model, rngs = nnx.merge(graph, params), nnx.Rngs(dropout=1)
-        if not capturing:
-            return jnp.square(model(TOKENS, LENGTHS, rngs)).sum(), None
-        out, found = nnx.capture(model, nnx.Intermediate)(TOKENS, LENGTHS, rngs)
-        return jnp.square(out).sum(), found
-
-    gradient = helpers.quick_jit(jax.grad(loss, has_aux=True), static_argnums=1)
-    (plain, _), (watched, found) = gradient(params, False), gradient(params, True)
-    for a, b in zip(*map(jax.tree.leaves, (plain, watched)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
-
-
-def test_every_call_of_a_layer_is_there():
-    model: Any = classifier()
-    twice = lambda model: (model(TOKENS), model(TOKENS[:1]))  # noqa: E731
-    _, found = nnx.capture(twice, nnx.Intermediate)(model)
-    queries = found["encoder"]["blocks"][1]["attention"]["queries"].get_value()
-    assert [x.shape for x in queries] == [(2, 7, 2, 4), (1, 7, 2, 4)]
-
-
 def test_nothing_is_left_where_nothing_captures():
     model: Any = classifier()
     _, before = nnx.split(model)
