@@ -9,6 +9,7 @@ random, since they do not change the cost.
 """
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from common import flags, milliseconds, origin, write
@@ -61,8 +62,11 @@ class Step:
         config = get_preset(task_name, preset, attention)
         task, rows = get_task(task_name), config.train.batch_size
         language = task_name == "lm"
-        shape: Any = _Text if language else _Expressions
-        model = task.make_model(config, shape, nnx.Rngs(params=0))
+        # The properties of a dataset that the model needs.
+        data: Any = SimpleNamespace(
+            vocab_size=257 if language else 16, num_classes=10, image_shape=None
+        )
+        model = task.make_model(config, data, nnx.Rngs(params=0))
         graphdef, params = nnx.split(model)
         optimizer = make_optimizer(config.train)
         mesh = sharding.make_mesh((rows,))
@@ -92,18 +96,6 @@ class Step:
         self.state = self._step(self.state, self.batch)
         self.state.step.block_until_ready()
         return time.perf_counter() - start
-
-
-class _Expressions:
-    """The properties of ListOps' dataset that the model needs."""
-
-    vocab_size, num_classes, image_shape = 16, 10, None
-
-
-class _Text:
-    """Those of the standard library's bytes."""
-
-    vocab_size = 257
 
 
 if __name__ == "__main__":
