@@ -12,7 +12,9 @@ from flax import nnx
 from lra_jax.attention import gates, own, packed, registry
 from lra_jax.attention.inputs import (
     Grid,
+    check_flag,
     check_shape,
+    check_sides,
     check_size,
     layout,
     match_heads,
@@ -131,7 +133,13 @@ class MultiHeadAttention(nnx.Module):
         self.mechanism = registry.resolve(mechanism, "mechanism")
         self.in_features = check_size("in_features", in_features)
         self.max_length, self.is_causal, self.rotary = max_length, is_causal, rotary
-        self.short_conv, self.conv_grid = short_conv, conv_grid
+        flags = {"is_causal": is_causal, "gate": gate, "local_values": local_values}
+        for name, flag in (flags | {"rotary": rotary, "use_bias": use_bias}).items():
+            check_flag(name, flag)
+        self.short_conv = check_size("short_conv", short_conv, 0)
+        if conv_grid is not None:
+            check_sides("conv_grid", conv_grid)
+        self.conv_grid = conv_grid
         self.local_values, self.own_parameters = local_values, own_parameters
         self.dtype = dtype
         options = dict(options or ())
@@ -337,42 +345,27 @@ class MultiHeadAttention(nnx.Module):
             packed.hide_padding(mask, rows),
             packed.hide_padding(query_mask, rows),
         )
-        query, key, value = self._project(inputs, context, query_mask, mask, rows)
+        label, places = (None, None) if rows is None else (rows.label, rows.position)
+        query, key, value = self.project(inputs, context, query_mask, mask, label)
+        if self.rotary:
+            # From each document's start: not every mechanism sees only differences.
+            query, key = rotate(query, places), rotate(key, places)
         arrays = self._masks(mask, query_mask)
         if segment_ids is not None:
             arrays["segment_ids"] = segment_ids
-        arrays |= self._own_arrays(inputs, context, parameters)
+        arrays |= self.make_arrays(inputs, context, parameters)
         if memory is not None:
             arrays = self._add_memory(arrays, memory, inputs)
         sow(self, queries=query, keys=key, values=value, keywords=arrays)
         keywords = arrays | keywords
-        out = self._called(query, key, value, keywords)
+        out = self._call(query, key, value, keywords)
         self._check_output(out, *query.shape[:3], self.value_dim)
         with_memory = self.mechanism.with_memory
         if self.memory_out is not None and with_memory is not None:
             # Under jit, the steps that both calls share are computed once.
             _, summary = with_memory(query, key, value, **keywords)
-            memory = self._carried(memory, summary)
+            memory = self._carry(memory, summary)
         return self.finish(out, value, inputs), memory
-
-    def _project(
-        self,
-        inputs: jax.Array,
-        context: jax.Array,
-        query_mask: jax.Array | None,
-        mask: jax.Array | None,
-        rows: packed.Packed | None,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries of the inputs, keys and values of the context, rotated."""
-        label = None if rows is None else rows.label
-        value = self._heads("value", context, self.value_dim, mask, label)
-        query = self._queries("query", inputs, query_mask, label)
-        key = self._queries("key", context, mask, label)
-        if self.rotary:
-            # From each document's start: not every mechanism sees only differences.
-            places = None if rows is None else rows.position
-            query, key = rotate(query, places), rotate(key, places)
-        return query, key, value
 
     def _masks(
         self, mask: jax.Array | None, query_mask: jax.Array | None
@@ -405,7 +398,7 @@ class MultiHeadAttention(nnx.Module):
         """The mechanism's function, or this layer's instance of a user's module."""
         return self.mechanism.attention if self.module is None else self.module
 
-    def _called(
+    def _call(
         self,
         query: jax.Array,
         key: jax.Array,
@@ -456,21 +449,25 @@ class MultiHeadAttention(nnx.Module):
         return stream.step(self, state, inputs)
 
     def project(
-        self, inputs: jax.Array, mask: jax.Array, skip: int
-    ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
-        """Queries, keys and values of inputs `[B, S + T, D]`, and all other keywords.
+        self,
+        inputs: jax.Array,
+        context: jax.Array,
+        query_mask: jax.Array | None,
+        mask: jax.Array | None,
+        label: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries of the inputs, keys and values of the context, not rotated yet.
 
-        The first S positions (``skip``) serve only as context for the convolutions and
-        are left out of the result. Rotation is not applied yet.
+        Args:
+          inputs, context: `[B, T, D]` and `[B, S, D]`.
+          query_mask, mask: `[B, T]` and `[B, S]`, True at real positions.
+          label: `[B, T]`, which numbers packed documents.
         """
-        value = self._heads("value", inputs, self.value_dim, mask, None)[:, skip:]
-        query, key = (
-            self._queries(name, inputs, mask, None)[:, skip:]
-            for name in ("query", "key")
+        return (
+            self._heads("query", inputs, self.head_dim, query_mask, label),
+            self._heads("key", context, self.head_dim, mask, label),
+            self._heads("value", context, self.value_dim, mask, label),
         )
-        inputs = inputs[:, skip:]
-        arrays = self._own_arrays(inputs, inputs, None)
-        return query, key, value, arrays | self.keywords
 
     def finish(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> jax.Array:
         """`[B, T, out_features]` from the mechanism's output, the values and inputs."""
@@ -483,27 +480,11 @@ class MultiHeadAttention(nnx.Module):
             out = out * jax.nn.silu(self.out_gate(inputs))
         return out if self.out is None else self.out(out)
 
-    def _queries(
-        self,
-        name: str,
-        inputs: jax.Array,
-        mask: jax.Array | None,
-        label: jax.Array | None,
-    ) -> jax.Array:
-        """Queries or keys, `[B, T, N, H]`."""
-        if name in self.projections:
-            return self._heads(name, inputs, self.head_dim, mask, label)
-        # An argument without a projection is not read: any array of its shape will do.
-        unread = jnp.zeros((), inputs.dtype)
-        return jnp.broadcast_to(
-            unread, (*inputs.shape[:2], self.num_heads, self.head_dim)
-        )
-
-    def _own_arrays(
+    def make_arrays(
         self,
         inputs: jax.Array,
         context: jax.Array,
-        parameters: Mapping[str, nnx.Variable] | None,
+        parameters: Mapping[str, nnx.Variable] | None = None,
     ) -> dict[str, jax.Array]:
         """The gates and the mechanism's own arrays."""
         arrays = {
@@ -568,7 +549,7 @@ class MultiHeadAttention(nnx.Module):
             raise expected(name, needed, a_thing(out))
         check_shape(name, out, "B T N Hv", *shape)
 
-    def _carried(self, memory: jax.Array | None, summary: jax.Array) -> jax.Array:
+    def _carry(self, memory: jax.Array | None, summary: jax.Array) -> jax.Array:
         """``norm(memory + W_o summary)``; without a memory, ``norm(W_o summary)``."""
         added = self.memory_out(summary.reshape(*summary.shape[:-2], -1))
         return self.memory_norm(added if memory is None else memory + added)
@@ -588,6 +569,10 @@ class MultiHeadAttention(nnx.Module):
     ) -> jax.Array:
         """Queries, keys or values, `[B, T, N, width]`."""
         out = inputs
+        if name not in self.projections and name != "value":
+            # Not read: any array of its shape will do.
+            shape = *inputs.shape[:2], self.num_heads, width
+            return jnp.broadcast_to(jnp.zeros((), inputs.dtype), shape)
         if name in self.projections:
             out = getattr(self, name)(inputs)
             activation = self.mechanism.activation

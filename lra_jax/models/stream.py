@@ -48,8 +48,17 @@ class Layer(Protocol):
     rotary: bool
     short_conv: int
 
-    def project(self, inputs: jax.Array, mask: jax.Array, skip: int) -> Any:
-        """Queries, keys, values and all other keywords."""
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The non-array keywords of the mechanism."""
+        raise NotImplementedError
+
+    def project(self, inputs: Any, context: Any, query_mask: Any, mask: Any) -> Any:
+        """Queries, keys and values."""
+
+    def make_arrays(self, inputs: jax.Array, context: jax.Array) -> dict[str, Any]:
+        """The gates and the mechanism's own arrays."""
+        raise NotImplementedError
 
     def finish(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> Any:
         """The layer's output, from the mechanism's."""
@@ -118,7 +127,11 @@ def prefill(
     if before:  # The window of a convolution reaches back into the earlier parts.
         inputs = jnp.concatenate([recent, inputs], 1)
         seen = jnp.concatenate([real, seen], 1)
-    query, key, value, keywords = layer.project(inputs, seen, skip=before)
+    query, key, value = (
+        x[:, before:] for x in layer.project(inputs, inputs, seen, seen)
+    )
+    new = inputs[:, before:]
+    keywords = layer.make_arrays(new, new) | layer.keywords
     ends = next_position(mask, batch, length)
     if layer.rotary:
         longest = layer.max_length
@@ -136,7 +149,7 @@ def prefill(
         kept = rows_at(inputs, rows)
         present = jnp.take_along_axis(seen, rows, 1)
     position = (position + ends).astype(jnp.int32)
-    out = layer.finish(out, value, inputs[:, before:])
+    out = layer.finish(out, value, new)
     return out, LayerState(after, kept, present, position)
 
 
