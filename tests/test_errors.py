@@ -78,22 +78,14 @@ def test_types_that_fit(changes):
     ("changes", "words"),
     [
         ({"count": "1"}, "--count: expected an int, got '1'"),
-        ({"count": 1.0}, "--count: expected an int, got 1.0"),
         ({"count": True}, "--count: expected an int, got True"),
         ({"count": None}, "--count: expected an int, got None"),
-        (
-            {"count": 2**31},
-            "--count: expected a number of at most 2147483647, got 2147",
-        ),
-        (
-            {"count": -(2**40)},
-            "--count: expected a number of at most 2147483647, got -",
-        ),
+        ({"count": 2**31}, "--count: expected a number of at most 2147483647"),
+        ({"count": -(2**40)}, "--count: expected a number of at most 2147483647"),
         ({"rate": "fast"}, "--rate: expected a number, got 'fast'"),
         ({"switch": 1}, "--switch: expected True or False, got 1"),
         ({"place": 3}, "--place: expected text or None, got 3"),
         ({"kind": "c"}, "--kind: expected one of a, b, got 'c'"),
-        ({"kind": ["a"]}, "--kind: expected one of a, b, got ['a']"),
     ],
 )
 def test_types_that_do_not_fit(changes, words):
@@ -105,14 +97,6 @@ def test_types_that_do_not_fit(changes, words):
 def test_what_is_not_near_is_not_meant(pair):
     value, choice = pair.split()
     assert errors.did_you_mean(value, [choice]) == ""
-
-
-def test_a_thing_has_its_article():
-    assert [errors.a_thing(x) for x in (1, {}, object())] == [
-        "an int",
-        "a dict",
-        "an object",
-    ]
 
 
 def test_errors_change_their_name():

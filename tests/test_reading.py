@@ -16,7 +16,6 @@ from lra_jax import files
 from lra_jax.data import (
     archives,
     checks,
-    listops,
     listops_files,
     pathfinder_files,
     retrieval,
@@ -223,10 +222,7 @@ def test_a_small_archive_of_wikitext_cannot_fill_the_memory(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (
-            ["pos", "neg", "pos,even", "neg"],
-            "line 4: expected one label, got 'pos,e",
-        ),
+        (["pos", "neg", "pos,even", "neg"], "line 4: expected one label, got 'pos"),
         (["a; b", "b;c", "a; b", "d"], "line 2: expected one label, got 'a; b'"),
         (["x|y", "y|z", "x|y", "y|z"], "line 2: expected one label"),
         (["Shoes, bags", "Books", "Shoes, bags", "Books"], None),
@@ -243,20 +239,11 @@ def test_several_labels_of_one_text_are_no_class(tmp_path, labels, message):
         labelled.prepare(path=str(file))
 
 
-def test_an_unknown_home_folder_is_one_line():
-    with pytest.raises(ValueError, match=r"--data.dir: .*'~nobody-x/y': no such"):
-        listops.prepare("~nobody-x/y")
-    with pytest.raises(ValueError, match=r"--data.path: .*'~nobody-x/y': no such"):
-        checks.existing("~nobody-x/y")
-
-
 @pytest.mark.parametrize(
     ("program", "flags"),
     [
-        ("train", ["--workdir={}"]),
         ("train", ["--data.path={}", "--task=lm"]),
         ("report", ["{}"]),
-        ("generate", ["--workdir={}"]),
         ("evaluate", ["--workdir={}"]),
     ],
 )
