@@ -4,7 +4,6 @@ import pathlib
 import shutil
 
 import helpers
-import numpy as np
 import pytest
 from helpers import FEW_TREES
 
@@ -55,31 +54,6 @@ def test_every_damage_is_one_line(copied, name, how):
     assert name in line or (name, how) == (seals.NAME, "foreign")
     assert f"delete {ours} and prepare the data again" in line
     assert "\n" not in line
-
-
-@pytest.mark.parametrize("how", helpers.DAMAGE)
-@pytest.mark.parametrize("name", FILES[:-1])
-def test_damage_of_data_without_a_seal(copied, name, how):
-    """Of a run killed as it made them: they are read."""
-    home, ours, theirs = copied
-    whole = listops.prepare(home, seed=0, **FEW_TREES)
-    (ours / seals.NAME).unlink()
-    helpers.damage(ours / name, how, theirs / name)
-    try:
-        found = listops.prepare(home, seed=0, **FEW_TREES)
-    except ValueError as error:
-        assert str(error).startswith(f"{ours}: expected prepared data, got ")
-        assert "\n" not in str(error)
-        assert not (ours / seals.NAME).exists()
-        return
-    # Changed where it says nothing about the examples.
-    assert name in ("dataset_info.json", "features.json", "metadata.json")
-    assert found.fingerprint == whole.fingerprint
-    for split in whole.splits:
-        assert found.labels(split).tolist() == whole.labels(split).tolist()
-        assert found.lengths(split).tolist() == whole.lengths(split).tolist()
-        for one, two in zip(found.source(split), whole.source(split), strict=True):
-            np.testing.assert_array_equal(one["tokens"], two["tokens"])
 
 
 def test_the_whole_folder_of_other_data(copied):

@@ -1,8 +1,5 @@
 """The generated trees follow the written grammar and the published statistics."""
 
-import random
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -24,29 +21,6 @@ def trees():
 @pytest.fixture(scope="module")
 def expressions(trees):
     return trees.split()
-
-
-@pytest.fixture(scope="module")
-def naive():
-    """2,000 accepted trees of a plain recursive sampler, and how many it drew."""
-    rng = random.Random(1)
-    accepted, attempts = [], 0
-    while len(accepted) < 2_000:
-        tree = _sample(rng, depth=1)
-        attempts += 1
-        if 500 < len(tree) < 2000:
-            accepted.append(tree)
-    return accepted, attempts
-
-
-def _sample(rng, depth):
-    """The grammar as it is written down, one node at a time."""
-    if depth == 10 or rng.random() > 0.25:
-        return [str(rng.randrange(10))]
-    words = [rng.choice(["[MIN", "[MAX", "[MED", "[SM"])]
-    for _ in range(rng.randint(2, 10)):
-        words += _sample(rng, depth + 1)
-    return [*words, "]"]
 
 
 def length_distribution(grammar):
@@ -134,47 +108,6 @@ def test_operators_and_digits_are_uniform(trees):
     assert operators.sum() == counts[language.CLOSE]
     assert stats.chisquare(operators).pvalue > 1e-4
     assert stats.chisquare(counts[language.DIGIT_0 : MIN]).pvalue > 1e-4
-
-
-def _shape_statistics(words):
-    """Depth of operators, their number, and the arguments of the root."""
-    depth = deepest = operators = root_args = 0
-    for word in words:
-        if word == "]":
-            depth -= 1
-            root_args += depth == 1
-        elif word.startswith("["):
-            depth += 1
-            operators += 1
-            deepest = max(deepest, depth)
-        else:
-            root_args += depth == 1
-    return deepest, operators, root_args
-
-
-def pvalue(test: Any, *samples: Any) -> float:
-    return test(*samples).pvalue
-
-
-def test_agrees_with_a_naive_sampler(expressions, naive):
-    plain, attempts = naive
-    assert_share(len(plain) / attempts, length_distribution(LRA)[501:].sum(), attempts)
-    ours = [language.decode(tree).split() for tree in expressions[:4_000]]
-    lengths = [[len(tree) for tree in group] for group in (ours, plain)]
-    assert pvalue(stats.ks_2samp, *lengths) > 1e-4
-    shapes = [
-        np.array([_shape_statistics(t) for t in group]) for group in (ours, plain)
-    ]
-    assert all(set(shape[:, 0]) == {9} for shape in shapes)
-    assert pvalue(stats.ks_2samp, shapes[0][:, 1], shapes[1][:, 1]) > 1e-4
-    table = [np.bincount(shape[:, 2], minlength=11)[2:] for shape in shapes]
-    assert pvalue(stats.chi2_contingency, table) > 1e-4
-    labels = [
-        [language.evaluate(language.encode(" ".join(tree))) for tree in group]
-        for group in (ours, plain)
-    ]
-    table = [np.bincount(label, minlength=10) for label in labels]
-    assert pvalue(stats.chi2_contingency, table) > 1e-4
 
 
 def test_arguments_below_the_root_are_independent_of_their_place(expressions):

@@ -121,26 +121,6 @@ def test_lengths_that_all_seeds_were_tested_on(tmp_path):
     assert score(needle.groups[0]) == pytest.approx(75)
 
 
-def test_lengths_are_a_mean_over_seeds(tmp_path):
-    for seed, accuracy in enumerate((90.0, 70.0)):
-        make_suite_run(
-            tmp_path / f"{seed}", "parity", "delta", accuracy, 50.0, seed=seed
-        )
-    (parity,) = suite_tests(tmp_path, "parity")
-    (line,) = chart_of_parts(parity, best_groups([parity]), "a").panels[0].lines
-    assert list(line.x) == [20, 128]
-    assert list(line.y) == pytest.approx([60, 40])  # Of 80 and 70 %, above chance.
-
-
-def test_the_needle_is_scored_over_its_lengths(tmp_path):
-    """Its test split is no longer than its training sequences."""
-    for seed, accuracy in enumerate((100.0, 80.0)):
-        make_suite_run(tmp_path / f"{seed}", "needle", "gla", accuracy, 50.0, seed=seed)
-    (needle,) = suite_tests(tmp_path, "needle")
-    (group,) = best_groups([needle])["gla"].values()
-    assert score(group) == pytest.approx(85.0)
-
-
 def test_the_axes_of_lengths_say_what_they_are(tmp_path):
     """Scaled accuracies may be negative, and the parts of mqar are numbers of pairs."""
     make_suite_run(tmp_path / "a", "parity", "delta", 40.0, 50.0)

@@ -89,11 +89,6 @@ def test_warm_up_beyond_the_run_is_meant_where_nothing_ends():
     assert rate(50, schedule="lra", warmup=100) == pytest.approx(0.5 * 0.5 / 10)
 
 
-def test_unknown_schedule():
-    with pytest.raises(ValueError, match=r"train\.schedule: .*'cosin'"):
-        make_schedule(TrainConfig(schedule="cosin"))  # pyright: ignore
-
-
 def update(gradient, **settings):
     config = {"schedule": "constant", "warmup": 0, "learning_rate": 0.1} | settings
     optimizer = make_optimizer(TrainConfig(**config))

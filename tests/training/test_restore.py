@@ -144,15 +144,6 @@ def test_evaluating_makes_no_folders(finished, tmp_path):
     assert [*best.parent.iterdir()] == [best]
 
 
-def test_evaluate_in_a_new_process(finished):
-    end = helpers.run("-m", "lra_jax.evaluate", f"--workdir={finished.workdir}")
-    assert end.returncode == 0, end.stderr
-    result = finished.result
-    assert f"test accuracy {result.test_accuracy_best:.2f} %" in end.stdout
-    assert f"loss {result.test_loss_best:.4f}" in end.stdout
-    assert f"45 examples, best checkpoint, step {result.best_step}" in end.stdout
-
-
 @pytest.mark.parametrize("how", helpers.DAMAGE)
 @pytest.mark.parametrize("name", MODEL)
 def test_the_model_in_a_file(foreign, copied, name, how):

@@ -33,10 +33,9 @@ def test_result(finished):
     assert result["versions"]["jax"] == jax.__version__
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "NaN"])
-def test_damaged_result(finished, tmp_path, capsys, content):
+def test_damaged_result(finished, tmp_path, capsys):
     workdir = shutil.copytree(finished.workdir, tmp_path / "run")
-    (workdir / "result.json").write_text(content)
+    (workdir / "result.json").write_text("{}")
     code = main(finished.config.replace(workdir=str(workdir)))
     helpers.assert_one_error(
         code, capsys.readouterr().err, 2, "result.json: ", "delete it to score"
