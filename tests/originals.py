@@ -1,10 +1,13 @@
-"""Small archives in the true formats of the released ones."""
+"""Small archives, files and models in the true formats of the released ones."""
 
 import io
+import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 WORDS = {"neg": b"bad, awful, dull. ", "pos": b"good, great, fine! "}
 
@@ -93,3 +96,53 @@ def tar(file: Path, files: dict[str, bytes]) -> Path:
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return file
+
+
+def hugging_face(folder: Path, config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """A model of random numbers in Hugging Face's format; its arrays."""
+    rng = np.random.default_rng(0)
+    words, linear, norm = config["vocab_size"], {}, {}
+    if config["model_type"] == "gpt2":
+        width, inner = config["n_embd"], config["n_inner"]
+        prefix, tables = "transformer.", {"wte": words, "wpe": config["n_positions"]}
+        for i in range(config["n_layer"]):
+            linear |= {
+                f"h.{i}.attn.c_attn": (width, 3 * width),
+                f"h.{i}.attn.c_proj": (width, width),
+                f"h.{i}.mlp.c_fc": (width, inner),
+                f"h.{i}.mlp.c_proj": (inner, width),
+            }
+            norm |= {f"h.{i}.ln_1": "weight", f"h.{i}.ln_2": "weight"}
+        norm["ln_f"] = "weight"
+    else:
+        width, inner = config["hidden_size"], config["intermediate_size"]
+        prefix = f"{config['model_type']}."
+        tables = {
+            "embeddings.word_embeddings": words,
+            "embeddings.position_embeddings": config["max_position_embeddings"],
+            "embeddings.token_type_embeddings": config["type_vocab_size"],
+        }
+        norm["embeddings.LayerNorm"] = "gamma"
+        for i in range(config["num_hidden_layers"]):
+            layer = f"encoder.layer.{i}"
+            for name in ("query", "key", "value"):
+                linear[f"{layer}.attention.self.{name}"] = (width, width)
+            linear[f"{layer}.attention.output.dense"] = (width, width)
+            linear[f"{layer}.intermediate.dense"] = (inner, width)
+            linear[f"{layer}.output.dense"] = (width, inner)
+            norm[f"{layer}.attention.output.LayerNorm"] = "weight"
+            norm[f"{layer}.output.LayerNorm"] = "weight"
+    shapes = {f"{name}.weight": (rows, width) for name, rows in tables.items()}
+    for name, shape in linear.items():
+        out = shape[1] if prefix == "transformer." else shape[0]
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": (out,)}
+    for name, word in norm.items():
+        other = "beta" if word == "gamma" else "bias"
+        shapes |= {f"{name}.{word}": (width,), f"{name}.{other}": (width,)}
+    arrays = {name: rng.normal(size=x).astype("f4") for name, x in shapes.items()}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    head = {"cls.predictions.bias": np.zeros(words, "f4")}
+    named = {f"{prefix}{name}": array for name, array in arrays.items()}
+    save_file(named | (head if prefix == "bert." else {}), folder / "model.safetensors")
+    return arrays

@@ -4,8 +4,8 @@ import json
 
 import jax.numpy as jnp
 import numpy as np
+import originals
 import pytest
-from safetensors.numpy import save_file
 
 from lra_jax import analyze
 from lra_jax.analysis import relative_residual
@@ -49,45 +49,15 @@ def test_what_is_stopped_leaves_no_empty_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
-def bert_arrays(width=128, mlp=8, layers=1):
-    """The arrays of a BERT with 20 words and 16 positions, by Hugging Face's names."""
-    rng = np.random.default_rng(0)
-    shapes = {
-        "embeddings.word_embeddings.weight": (20, width),
-        "embeddings.position_embeddings.weight": (16, width),
-        "embeddings.token_type_embeddings.weight": (2, width),
-        "embeddings.LayerNorm.gamma": (width,),
-        "embeddings.LayerNorm.beta": (width,),
-    }
-    for layer in range(layers):
-        place = f"encoder.layer.{layer}"
-        sizes = {
-            "attention.self.query": (width, width),
-            "attention.self.key": (width, width),
-            "attention.self.value": (width, width),
-            "attention.output.dense": (width, width),
-            "intermediate.dense": (mlp, width),
-            "output.dense": (width, mlp),
-        }
-        for name, size in sizes.items():
-            shapes[f"{place}.{name}.weight"] = size
-            shapes[f"{place}.{name}.bias"] = size[:1]
-        for name in ("attention.output", "output"):
-            for part in ("weight", "bias"):
-                shapes[f"{place}.{name}.LayerNorm.{part}"] = (width,)
-    return {f"bert.{n}": rng.normal(size=s).astype("f") for n, s in shapes.items()}
-
-
 @pytest.mark.parametrize("name", ["", "model.safetensors"])
 def test_rank_collapse_of_weights(name, tmp_path):
     """With all parts, the curve of the encoder's own hidden states."""
     config = {
         **{"model_type": "bert", "vocab_size": 20, "max_position_embeddings": 16},
         **{"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 8},
-        **{"num_attention_heads": 4, "hidden_act": "gelu_new"},
+        **{"num_attention_heads": 4, "hidden_act": "gelu_new", "type_vocab_size": 2},
     }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(bert_arrays(layers=2), tmp_path / "model.safetensors")
+    originals.hugging_face(tmp_path, config)
     out = tmp_path / "out"
     settings = analyze.RankCollapse(
         out=str(out), weights=str(tmp_path / name), length=16, examples=1, seed=3

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from originals import hugging_face
 from safetensors.numpy import load_file, save_file
 
 from lra_jax import models
@@ -46,57 +47,6 @@ GPT2 = {
     "n_inner": INNER,
     "layer_norm_epsilon": EPSILON,
 }
-
-
-def _written(folder: Path, config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """A model of random numbers in Hugging Face's format; its arrays."""
-    rng = np.random.default_rng(0)
-    linear, norm = {}, {}
-    if config["model_type"] == "gpt2":
-        prefix, tables = "transformer.", {"wte": WORDS, "wpe": LENGTH}
-        for i in range(LAYERS):
-            linear |= {
-                f"h.{i}.attn.c_attn": (WIDTH, 3 * WIDTH),
-                f"h.{i}.attn.c_proj": (WIDTH, WIDTH),
-                f"h.{i}.mlp.c_fc": (WIDTH, INNER),
-                f"h.{i}.mlp.c_proj": (INNER, WIDTH),
-            }
-            norm |= {f"h.{i}.ln_1": "weight", f"h.{i}.ln_2": "weight"}
-        norm["ln_f"] = "weight"
-    else:
-        prefix = f"{config['model_type']}."
-        tables = {
-            "embeddings.word_embeddings": WORDS,
-            "embeddings.position_embeddings": config["max_position_embeddings"],
-            "embeddings.token_type_embeddings": config["type_vocab_size"],
-        }
-        norm["embeddings.LayerNorm"] = "gamma"
-        for i in range(LAYERS):
-            layer = f"encoder.layer.{i}"
-            for name in ("query", "key", "value"):
-                linear[f"{layer}.attention.self.{name}"] = (WIDTH, WIDTH)
-            linear[f"{layer}.attention.output.dense"] = (WIDTH, WIDTH)
-            linear[f"{layer}.intermediate.dense"] = (INNER, WIDTH)
-            linear[f"{layer}.output.dense"] = (WIDTH, INNER)
-            norm[f"{layer}.attention.output.LayerNorm"] = "weight"
-            norm[f"{layer}.output.LayerNorm"] = "weight"
-    arrays = {f"{name}.weight": (rows, WIDTH) for name, rows in tables.items()}
-    for name, shape in linear.items():
-        out = shape[1] if prefix == "transformer." else shape[0]
-        arrays |= {f"{name}.weight": shape, f"{name}.bias": (out,)}
-    for name, word in norm.items():
-        other = "beta" if word == "gamma" else "bias"
-        arrays |= {f"{name}.{word}": (WIDTH,), f"{name}.{other}": (WIDTH,)}
-    made = {
-        name: rng.normal(size=shape).astype(np.float32)
-        for name, shape in arrays.items()
-    }
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    head = {"cls.predictions.bias": np.zeros(WORDS, np.float32)}
-    named = {f"{prefix}{name}": array for name, array in made.items()}
-    save_file(named | (head if prefix == "bert." else {}), folder / "model.safetensors")
-    return made
 
 
 def _norm(w: dict[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
@@ -162,7 +112,7 @@ def _gpt2_states(w: dict[str, np.ndarray], ids: np.ndarray) -> list[np.ndarray]:
 @pytest.mark.parametrize("config", [BERT, ROBERTA, GPT2], ids=lambda c: c["model_type"])
 def test_every_layer_agrees(tmp_path: Path, config: dict[str, Any]) -> None:
     """Embeddings and both layers, with padding and types where the model has them."""
-    w = {n: x.astype(np.float64) for n, x in _written(tmp_path, config).items()}
+    w = {n: x.astype(np.float64) for n, x in hugging_face(tmp_path, config).items()}
     ids = np.random.default_rng(1).integers(0, WORDS, (2, LENGTH))
     mask, types = np.ones(ids.shape, bool), np.zeros_like(ids)
     encoder = models.from_softmax(tmp_path)
@@ -182,7 +132,7 @@ def test_every_layer_agrees(tmp_path: Path, config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("config", [BERT, ROBERTA, GPT2], ids=lambda c: c["model_type"])
 def test_a_padded_row_is_the_row_alone(tmp_path: Path, config: dict[str, Any]) -> None:
     """Wherever its padding is: positions count real tokens."""
-    _written(tmp_path, config)
+    hugging_face(tmp_path, config)
     encoder = models.from_softmax(tmp_path)
     ids = np.random.default_rng(1).integers(0, WORDS, (3, LENGTH))
     mask = np.array([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1]], bool)
@@ -207,7 +157,7 @@ def test_a_padded_row_is_the_row_alone(tmp_path: Path, config: dict[str, Any]) -
     ],
 )
 def test_token_types_that_do_not_fit(tmp_path, config, types, words) -> None:
-    _written(tmp_path, config)
+    hugging_face(tmp_path, config)
     encoder = models.from_softmax(tmp_path)
     with pytest.raises(ValueError, match=f"^token_types: expected {words}"):
         encoder(np.array([[1, 2]]), token_types=types)
@@ -215,7 +165,7 @@ def test_token_types_that_do_not_fit(tmp_path, config, types, words) -> None:
 
 def test_into_another_mechanism(tmp_path: Path) -> None:
     """Every array but the mechanism's own."""
-    _written(tmp_path, BERT)
+    hugging_face(tmp_path, BERT)
     same, other = (
         nnx.to_flat_state(nnx.state(model, nnx.Param))
         for model in (
@@ -242,7 +192,7 @@ def _split(folder: Path, index: object) -> None:
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
-    _written(tmp_path, BERT)
+    hugging_face(tmp_path, BERT)
     ids = np.array([[1, 2, 3]])
     wanted = models.from_softmax(tmp_path)(ids)
     places = {f"array {part}": f"model-{part}.safetensors" for part in (0, 1)}
@@ -260,21 +210,21 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_index(tmp_path: Path, index: object, words: str) -> None:
-    _written(tmp_path, BERT)
+    hugging_face(tmp_path, BERT)
     _split(tmp_path, index)
     with pytest.raises(ValueError, match=words):
         models.from_softmax(tmp_path)
 
 
 def test_weights_in_another_format(tmp_path: Path) -> None:
-    _written(tmp_path, BERT)
+    hugging_face(tmp_path, BERT)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"^source: .*safetensors.* with \.bin files$"):
         models.from_softmax(tmp_path)
 
 
 def test_what_is_no_source(tmp_path: Path) -> None:
-    _written(tmp_path, BERT)
+    hugging_face(tmp_path, BERT)
     for source, arguments, words in (
         (tmp_path / "nowhere", (), "source: .*, which has no"),
         (3, (), "source: .*, got an int"),
@@ -316,7 +266,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     ],
 )
 def test_configs_of_other_models(tmp_path: Path, config, name, value, words) -> None:
-    _written(tmp_path, config)
+    hugging_face(tmp_path, config)
     (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
     with pytest.raises(ValueError, match=f"expected .*{re.escape(words)}"):
         models.from_softmax(tmp_path)
@@ -346,7 +296,7 @@ FUSED = "h.1.attn.c_attn.weight"
     ],
 )
 def test_arrays_of_other_models(tmp_path: Path, config, name, array, words) -> None:
-    arrays = _written(tmp_path, config)
+    arrays = hugging_face(tmp_path, config)
     save_file(arrays | {name: array}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=f"expected .*{words}"):
         models.from_softmax(tmp_path)
@@ -355,7 +305,7 @@ def test_arrays_of_other_models(tmp_path: Path, config, name, array, words) -> N
 def test_masks_beside_the_weights_are_no_weights(tmp_path: Path) -> None:
     masks = {"h.0.attn.bias": np.ones((1, 1, 8, 8), "f4")}
     masks["h.0.attn.masked_bias"] = np.array(-1e4, "f4")
-    save_file(_written(tmp_path, GPT2) | masks, tmp_path / "model.safetensors")
+    save_file(hugging_face(tmp_path, GPT2) | masks, tmp_path / "model.safetensors")
     models.from_softmax(tmp_path)
 
 
