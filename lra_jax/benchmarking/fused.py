@@ -3,7 +3,6 @@
 The same results as softmax attention, without the T x S matrix:
 
 - "cudnn": the flash attention of NVIDIA's library, for 16-bit inputs on its GPUs.
-- "flash": JAX's own Pallas kernel for TPUs.
 - "blocks": anywhere else, this library's own (`lra_jax.attention.softmax.blockwise`).
 
 Only the benchmark uses it: a baseline must not be weaker than necessary.
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 from lra_jax.attention import inputs, masking, softmax_attention
 from lra_jax.errors import known
 
-IMPLEMENTATIONS = ("cudnn", "flash", "blocks")
+IMPLEMENTATIONS = ("cudnn", "blocks")
 
 
 def best_implementation(dtype: Any, backend: str | None = None) -> str:
@@ -26,9 +25,8 @@ def best_implementation(dtype: Any, backend: str | None = None) -> str:
     "gpu" is assumed to be NVIDIA's; on any other GPU, request "blocks".
     """
     backend = backend or jax.default_backend()
-    if backend == "gpu" and jnp.dtype(dtype).itemsize == 2:
-        return "cudnn"
-    return "flash" if backend == "tpu" else "blocks"
+    is_fast = backend == "gpu" and jnp.dtype(dtype).itemsize == 2
+    return "cudnn" if is_fast else "blocks"
 
 
 def fused_softmax_attention(
@@ -71,30 +69,6 @@ def fused_softmax_attention(
             key_value_seq_lengths=lengths,
             implementation="cudnn",
         )
-    if chosen == "flash":
-        return _flash(query, key, value, mask, is_causal)
     return softmax_attention(
         query, key, value, mask, is_causal, implementation="blocks"
     )
-
-
-def _flash(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-) -> jax.Array:
-    from jax.experimental.pallas.ops.tpu import flash_attention
-
-    segments = None
-    if mask is not None:
-        # Real keys are in segment 0, like all queries; padding is in another.
-        queries = jnp.zeros(query.shape[:2], jnp.int32)
-        segments = flash_attention.SegmentIds(queries, 1 - mask.astype(jnp.int32))
-    scale = query.shape[-1] ** -0.5
-    arrays = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-    out = flash_attention.flash_attention(
-        *arrays, segment_ids=segments, causal=is_causal, sm_scale=scale
-    )
-    return jnp.swapaxes(out, 1, 2)

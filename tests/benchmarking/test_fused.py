@@ -35,7 +35,7 @@ def test_blocks_are_softmax_attention(masked: bool, is_causal: bool) -> None:
 def test_the_best_softmax_depends_on_the_machine() -> None:
     assert best_implementation("bfloat16", "gpu") == "cudnn"
     assert best_implementation("float32", "gpu") == "blocks"
-    assert best_implementation("float32", "tpu") == "flash"
+    assert best_implementation("float32", "tpu") == "blocks"
     assert best_implementation("float32", "cpu") == "blocks"
     arrays = [jnp.ones((1, 2, 1, 2))] * 3
     with pytest.raises(ValueError, match=r"implementation: .*got 'cudn'.*'cudnn'"):
