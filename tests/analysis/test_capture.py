@@ -147,7 +147,7 @@ def test_a_memory_is_carried_while_blocks_are_watched():
 def test_blocks_that_share_arrays_and_are_computed_again():
     """Twelve of them: in their own order, with the first one's projections."""
     options = {"sharing": "layerwise", "features": 4}
-    model = classifier("linformer", 12, options=options, remat=True)
+    model = classifier("linformer", 12, attention_options=options, remat=True)
     run = lambda: model(TOKENS, LENGTHS)  # noqa: E731
     captured = capture(model, run)
     first = model.encoder.blocks[0].attention.parameters
