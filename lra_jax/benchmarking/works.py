@@ -18,7 +18,7 @@ from lra_jax.benchmarking.cases import FUSED, Case, split_subject
 from lra_jax.configs import TrainConfig
 from lra_jax.models import SequenceClassifier
 from lra_jax.models.config import parse_options
-from lra_jax.models.options import named, split_options
+from lra_jax.models.options import keyword_names, split_options
 from lra_jax.tasks.base import classification_loss
 from lra_jax.training.optimizer import make_optimizer
 from lra_jax.training.step import compiled_step, init_state, step_function
@@ -178,7 +178,7 @@ def _parameters(case: Case, mechanism: Any, options: dict[str, Any]) -> Arrays:
         "head_dim": case.head_dim,
         "dtype": jnp.dtype(case.dtype),
     }
-    taken = named(make)
+    taken = keyword_names(make)
     sizes = {name: size for name, size in sizes.items() if name in taken}
     return make(jax.random.key(1), **sizes, **split_options(mechanism, options)[0])
 

@@ -25,7 +25,7 @@ from lra_jax.models import stream
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
 from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, check_even, rotate
-from lra_jax.models.options import Options, named, split_options
+from lra_jax.models.options import Options, keyword_names, split_options
 from lra_jax.models.short_conv import ShortConv
 from lra_jax.models.stream import LayerState
 
@@ -202,7 +202,7 @@ class MultiHeadAttention(nnx.Module):
         self.value_dim = self.head_dim
         make = self.mechanism.make_layout
         if make is not None:
-            taken = named(make)
+            taken = keyword_names(make)
             sizes = {name: x for name, x in options.items() if name in taken}
             layout = make(self.in_features, **sizes)
             self.num_heads, self.head_dim, self.value_dim = layout
@@ -242,7 +242,7 @@ class MultiHeadAttention(nnx.Module):
         make = self.mechanism.make
         if make is None:
             return None
-        taken = named(make)
+        taken = keyword_names(make)
         offered = {**offered, "rngs": rngs}
         sizes = {name: x for name, x in offered.items() if name in taken}
         made = make(**sizes, **dict(self.options.parameters))
@@ -619,7 +619,7 @@ class MultiHeadAttention(nnx.Module):
         make = self.mechanism.make_parameters
         if make is None or not self.own_parameters:
             return {}
-        taken, offered = named(make), {**offered, "dtype": jnp.float32}
+        taken, offered = keyword_names(make), {**offered, "dtype": jnp.float32}
         sizes = {name: x for name, x in offered.items() if name in taken}
         arrays = make(rngs.params(), **sizes, **dict(self.options.parameters))
         buffers = self.mechanism.buffers

@@ -72,15 +72,15 @@ class SequenceClassifier(PooledEncoder):
           lengths: integer `[B]`, number of tokens in each sequence; None = T for all.
           rngs: with a stream "dropout", for training; None for evaluation.
           segment_ids, documents: for rows of several packed documents, and the maximum
-            number in a row; see `pooled`.
+            number in a row; see `pool`.
 
         Returns:
           float32 logits `[B, num_classes]`, or `[B, documents, num_classes]`.
 
         Raises:
-          ValueError: see `pooled`.
+          ValueError: see `pool`.
         """
-        pooled = self.pooled(
+        pooled = self.pool(
             tokens, lengths, rngs, segment_ids=segment_ids, documents=documents
         )
         if self.hidden is None:

@@ -87,7 +87,7 @@ def prefill(
     used = length if mask is None else counts
     stream.check_room("tokens", state, used, longest(model))
     encoder = model.encoder
-    x, position = _embedded(encoder, tokens, state)
+    x, position = _embed(encoder, tokens, state)
     states = iter([] if state is None else state.layers)
     layers: list[Any] = []
 
@@ -103,7 +103,9 @@ def prefill(
         x = block.add_branches(x, functools.partial(attend, block.attention), mlp)
     last = rows_at(normalise(encoder.norm, x), counts[:, None] - 1)[:, 0]
     position = (position + counts).astype(jnp.int32)
-    return model.scored(last.astype(jnp.float32)), DecoderState(layers, position)
+    return model.compute_logits(last.astype(jnp.float32)), DecoderState(
+        layers, position
+    )
 
 
 def step(
@@ -125,7 +127,7 @@ def _check_prompts(mask: jax.Array) -> None:
         raise expected("mask", needed, "a row of padding")
 
 
-def _embedded(
+def _embed(
     encoder: TransformerEncoder, tokens: jax.Array, state: DecoderState | None
 ) -> tuple[jax.Array, jax.Array]:
     """Vectors of tokens and positions, and the position of the first."""

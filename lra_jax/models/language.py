@@ -36,7 +36,7 @@ class LanguageModel(TokenModel):
         bias = None if adaptive else nnx.Param(jnp.zeros((vocab_size,), jnp.float32))
         self.bias: Any = bias
 
-    def scored(self, x: jax.Array) -> jax.Array:
+    def compute_logits(self, x: jax.Array) -> jax.Array:
         """See the base class."""
         embed: Any = self.encoder.embed
         rows = x.reshape(-1, x.shape[-1])
@@ -92,6 +92,6 @@ class MaskedLM(LanguageModel):
         self.dense = Dense(width, width, rngs=rngs)
         self.norm = LayerNorm(width)
 
-    def scored(self, x: jax.Array) -> jax.Array:
+    def compute_logits(self, x: jax.Array) -> jax.Array:
         """See the base class."""
-        return super().scored(self.norm(jax.nn.gelu(self.dense(x))))
+        return super().compute_logits(self.norm(jax.nn.gelu(self.dense(x))))

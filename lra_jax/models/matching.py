@@ -87,7 +87,7 @@ class MatchingClassifier(PooledEncoder):
         if lengths_1 is not None and lengths_2 is not None:
             lengths = jnp.stack([lengths_1, lengths_2], 1).reshape(-1)
         both = jnp.stack([tokens_1, tokens_2], 1)
-        pooled = self.pooled(both.reshape(-1, both.shape[-1]), lengths, rngs)
+        pooled = self.pool(both.reshape(-1, both.shape[-1]), lengths, rngs)
         a, b = pooled[0::2], pooled[1::2]
         parts = [a, b, a * b, a - b] if self.interaction == "nli" else [a, b]
         hidden = jax.nn.relu(self.hidden(jnp.concatenate(parts, -1)))

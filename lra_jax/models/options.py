@@ -41,12 +41,12 @@ def split_options(
     """
     make = mechanism.make or mechanism.make_parameters
     layout = mechanism.make_layout
-    parameters = set() if make is None else named(make) - SIZES
+    parameters = set() if make is None else keyword_names(make) - SIZES
     parameters -= {"dtype", "rng_key", "rngs"}
-    widths = set() if layout is None else named(layout) - {"in_features"}
+    widths = set() if layout is None else keyword_names(layout) - {"in_features"}
     accepted = set()
     if mechanism.make is None:
-        accepted = named(mechanism.attention) - set(OWN_KEYWORDS)
+        accepted = keyword_names(mechanism.attention) - set(OWN_KEYWORDS)
         accepted -= {gate.name for gate in mechanism.gates}
     options_known = accepted | parameters | widths
     for name in options:
@@ -58,7 +58,7 @@ def split_options(
     return of_parameters, of_function
 
 
-def named(function: Callable[..., Any]) -> set[str]:
+def keyword_names(function: Callable[..., Any]) -> set[str]:
     """Keywords named by a function, or by a class's ``__init__``, other than query, key
     and value."""
     inner = getattr(function, "func", function)  # For a functools.partial.

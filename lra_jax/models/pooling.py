@@ -85,7 +85,7 @@ class PooledEncoder(nnx.Module):
         rows = {"attention": _QUERIES, "ends": 2, "flatten": config.length}
         self.pooled_features = width * sum(rows.get(x, 1) for x in pooling.split("+"))
 
-    def pooled(
+    def pool(
         self,
         tokens: jax.Array,
         lengths: jax.Array | None = None,
@@ -121,7 +121,7 @@ class PooledEncoder(nnx.Module):
             config: Any = self.encoder.config
             if mask is not None and config.patch > 1:
                 mask = any_real(mask, config.grid, config.patch)
-            return self._pooled(encoded, mask, self._start(encoded, mask))
+            return self._pool(encoded, mask, self._start(encoded, mask))
         label: Any = packed.documents(segment_ids, tokens, tokens)
         count = _most_documents(documents, label.label)
         encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
@@ -140,11 +140,11 @@ class PooledEncoder(nnx.Module):
             if self.pooling == "flatten":  # The document's rows come first.
                 order, _ = order_real_first(inside)
                 inside, rows = reorder(inside, order), reorder(rows, order)
-            return self._pooled(rows, both(inside, mask), start)
+            return self._pool(rows, both(inside, mask), start)
 
         return jax.vmap(one, out_axes=1)(jnp.arange(1, count + 1))
 
-    def reconstructed(
+    def reconstruct(
         self,
         tokens: jax.Array,
         lengths: jax.Array | None,
@@ -156,7 +156,7 @@ class PooledEncoder(nnx.Module):
         """Float32 logits `[B, T, vocab_size]` of every token, where some are masked.
 
         Args:
-          tokens, lengths, rngs, segment_ids: as in `pooled`.
+          tokens, lengths, rngs, segment_ids: as in `pool`.
           hidden: boolean `[B, T]`, True at the tokens to reconstruct.
 
         Raises:
@@ -178,7 +178,7 @@ class PooledEncoder(nnx.Module):
         places = jnp.where(mask, length - jnp.arange(length), 1)
         return _row(encoded, length - places.max(1))
 
-    def _pooled(
+    def _pool(
         self, encoded: jax.Array, real: jax.Array | None, start: jax.Array
     ) -> jax.Array:
         """`[B, T, D]` to `[B, pooled_features]`; ``start`` is the first row."""
@@ -192,7 +192,7 @@ class PooledEncoder(nnx.Module):
             return _flat(encoded, real, self.encoder.config.length)
         parts = []
         if self.queries is not None:
-            parts.append(_attended(encoded, self.queries[...], real))
+            parts.append(_attend(encoded, self.queries[...], real))
         if "ends" in self.pooling:
             parts += [start, _last(encoded, real)]
         return jnp.concatenate(parts, -1)
@@ -273,7 +273,7 @@ def _mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     return total / jnp.maximum(weights.sum(1), 1)[:, None]
 
 
-def _attended(x: jax.Array, queries: jax.Array, mask: jax.Array | None) -> jax.Array:
+def _attend(x: jax.Array, queries: jax.Array, mask: jax.Array | None) -> jax.Array:
     """``sum_t softmax_t(q . x_t / sqrt(D)) x_t`` for each query q of `[Q, D]`.
 
     `[B, T, D]` -> `[B, Q D]`.

@@ -110,7 +110,7 @@ class ProductKeyMemory(nnx.Module):
         if not x.size:
             return x
         flat = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.chosen(flat)
+        weights, chosen = self.choose(flat)
         weights = self.dropout(weights, rngs)
         values = self.values[...]
         dtype = self.dtype or x.dtype
@@ -134,7 +134,7 @@ class ProductKeyMemory(nnx.Module):
         out = jnp.moveaxis(jax.lax.map(lambda part: read(*part), tuple(cut)), 0, 1)
         return out.reshape(-1, x.shape[-1])[:count].reshape(x.shape).astype(x.dtype)
 
-    def chosen(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def choose(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The weights and indices of the values that positions `[P, D]` read.
 
         Returns:

@@ -70,7 +70,7 @@ def reader(raw: Raw, max_length: int) -> Read:
     kind = raw["kind"]
     read = _with_vocabulary(raw) if kind == "vocabulary" else _READERS[kind]
 
-    def checked(name: str, example: Any) -> np.ndarray:
+    def read_example(name: str, example: Any) -> np.ndarray:
         tokens = read(raw, name, example)
         if kind in ("bytes", "vocabulary") and isinstance(example, str | bytes):
             tokens = tokens[:max_length]
@@ -78,7 +78,7 @@ def reader(raw: Raw, max_length: int) -> Read:
             raise expected(name, f"1 to {max_length} tokens", len(tokens))
         return tokens
 
-    return checked
+    return read_example
 
 
 def _words(raw: Raw, name: str, example: Any) -> np.ndarray:
@@ -92,10 +92,10 @@ def _words(raw: Raw, name: str, example: Any) -> np.ndarray:
 
 
 def _bytes(raw: Raw, name: str, example: Any) -> np.ndarray:
-    return np.frombuffer(_encoded(raw, name, example), np.uint8).astype(np.int32)
+    return np.frombuffer(_encode(raw, name, example), np.uint8).astype(np.int32)
 
 
-def _encoded(raw: Raw, name: str, example: Any) -> bytes:
+def _encode(raw: Raw, name: str, example: Any) -> bytes:
     text = _utf8(name, example)
     # As in training, where an empty text is the end of a line.
     return (text.strip() or b"\n") if raw.get("strip") else text
@@ -119,7 +119,7 @@ def _with_vocabulary(raw: Raw) -> Callable[[Raw, str, Any], np.ndarray]:
         if not isinstance(example, str | bytes):
             return _ids(raw, name, example)
         try:
-            ids = vocabulary.encode(_encoded(raw, name, example))
+            ids = vocabulary.encode(_encode(raw, name, example))
         except ValueError as error:
             raise renamed(error, name) from error
         # As in training, an empty text is the end of one.

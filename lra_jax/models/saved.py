@@ -375,8 +375,8 @@ def describe(model: Any) -> dict[str, Any]:
     settings = {
         field.name: getattr(config, field.name) for field in dataclasses.fields(config)
     }
-    settings["mechanism"] = _spelled(config.mechanism)
-    settings["hybrid"] = [_spelled(one) for one in config.hybrid_names]
+    settings["mechanism"] = _spell(config.mechanism)
+    settings["hybrid"] = [_spell(one) for one in config.hybrid_names]
     dtype = settings["dtype"]  # A dtype, or a scalar type such as jnp.bfloat16.
     settings["dtype"] = None if dtype is None else str(jnp.dtype(dtype))
     for name in ("attention_options", "mlp_options"):
@@ -386,7 +386,7 @@ def describe(model: Any) -> dict[str, Any]:
     return _json("model", described)
 
 
-def _spelled(spec: Any) -> str:
+def _spell(spec: Any) -> str:
     """A mechanism as text that `resolve` accepts."""
     mechanism = resolve(spec)
     if not mechanism.foreign:

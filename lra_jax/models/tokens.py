@@ -83,7 +83,7 @@ class TokenModel(nnx.Module):
           ValueError: arrays of other shapes, or tokens too long for the encoder.
         """
         read = self.read(tokens, lengths, positions, rngs, segment_ids=segment_ids)
-        return self.scored(read)
+        return self.compute_logits(read)
 
     def read(
         self,
@@ -106,7 +106,7 @@ class TokenModel(nnx.Module):
         encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
         return self._read(encoded.astype(jnp.float32), lengths, positions)
 
-    def scored(self, x: jax.Array) -> jax.Array:
+    def compute_logits(self, x: jax.Array) -> jax.Array:
         """The logits of vectors `[..., D]` float32."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class TokenClassifier(TokenModel):
         width = self.encoder.config.embed_dim
         self.logits = Dense(width, self.num_classes, rngs=rngs)
 
-    def scored(self, x: jax.Array) -> jax.Array:
+    def compute_logits(self, x: jax.Array) -> jax.Array:
         """See the base class."""
         return self.logits(x)
 

@@ -31,7 +31,7 @@ Sums = dict[str, jax.Array]
 def classification_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
 ) -> Sums:
-    """Cross-entropy and accuracy of a classifier, summed over the batch.
+    """Cross-entropy and accuracy of a classifier, sum_losses over the batch.
 
     Each label counts once: that of a sequence, of a pair, or of a single position.
 
@@ -52,10 +52,10 @@ def classification_loss(
     else:
         inputs = (batch[name] for name in classifier.INPUTS)
         logits = classifier(*inputs, rngs)
-    return summed(logits, labels, batch)
+    return sum_losses(logits, labels, batch)
 
 
-def summed(logits: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
+def sum_losses(logits: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
     """Cross-entropy and accuracy over labels >= 0, in the rows that count."""
     weights = (labels >= 0).astype(jnp.float32)
     if "weights" in batch:

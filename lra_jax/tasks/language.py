@@ -24,7 +24,7 @@ from lra_jax.tasks.base import (
     Sums,
     encoder_config,
     make_classifier,
-    summed,
+    sum_losses,
 )
 
 # As in BERT and RoBERTa: the share of tokens to predict, and how they are masked.
@@ -57,12 +57,12 @@ def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
     or as there are rows if these are more, in the gradient too.
     """
     if model.encoder.vocab_size <= _LARGE:
-        return summed(model.scored(x), labels, batch)
+        return sum_losses(model.compute_logits(x), labels, batch)
 
     @jax.checkpoint
     def part(rows: tuple[jax.Array, jax.Array]) -> Sums:
         x, labels = rows
-        return summed(model.scored(x), labels, batch)
+        return sum_losses(model.compute_logits(x), labels, batch)
 
     # Some positions of each row, because a loop over the rows would gather those of all
     # devices on each.
@@ -147,15 +147,15 @@ def hide(
     _, places = jax.lax.top_k(order, most)
     count = jnp.round(_ASKED * real.sum(1, keepdims=True).astype(jnp.float32))
     least = real.any(1, keepdims=True).astype(jnp.float32)
-    asked = jnp.arange(most, dtype=jnp.float32)[None] < jnp.maximum(count, least)
+    is_asked = jnp.arange(most, dtype=jnp.float32)[None] < jnp.maximum(count, least)
     known = jnp.take_along_axis(tokens, places, 1)
     draw = jax.random.uniform(how, places.shape)
     others = jax.random.randint(random, places.shape, 0, vocab_size)
     shown = jnp.where(draw < _MASKED + _RANDOM, others, known)
     shown = jnp.where(draw < _MASKED, vocab_size - 1, shown)
-    shown = jnp.where(asked, shown, known)
+    shown = jnp.where(is_asked, shown, known)
     hidden = jnp.put_along_axis(tokens, places, shown, 1, inplace=False)
-    return hidden, places, jnp.where(asked, known, -1)
+    return hidden, places, jnp.where(is_asked, known, -1)
 
 
 def hidden_token_scores(_: Any, __: str, loss: float) -> dict[str, float]:

@@ -31,7 +31,7 @@ _STREAM = 1
 def reconstruction_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None, *, mask_rate: float
 ) -> Sums:
-    """Cross-entropy and accuracy of masked tokens, summed over the batch.
+    """Cross-entropy and accuracy of masked tokens, sum_losses over the batch.
 
     Args:
       model: a classifier of sequences or pairs that ``reconstructs``.
@@ -70,7 +70,7 @@ def _sums(
         lengths = batch[name.replace("tokens", "lengths", 1)]
     real = model.real(tokens, lengths) if segment_ids is None else segment_ids > 0
     hidden = draw_mask(key, mask_rate, tokens.shape) & real
-    logits = model.reconstructed(tokens, lengths, hidden, rngs, segment_ids=segment_ids)
+    logits = model.reconstruct(tokens, lengths, hidden, rngs, segment_ids=segment_ids)
     counted = hidden.astype(jnp.float32)
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, tokens)
     correct = (jnp.argmax(logits, -1) == tokens).astype(jnp.float32)

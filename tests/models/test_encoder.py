@@ -107,8 +107,8 @@ def test_the_last_row() -> None:
     )
     lengths = jnp.array([4, 6])
     rows = model.encoder(TOKENS, jnp.arange(6)[None] < lengths[:, None])
-    pooled = model.pooled(TOKENS, lengths)
+    pooled = model.pool(TOKENS, lengths)
     assert_close(pooled, jnp.stack([rows[0, 3], rows[1, 5]]))
     model.padding = "zeros"
     shown = TOKENS.at[0, 4:].set(0)
-    assert_close(model.pooled(shown)[0], pooled[0])
+    assert_close(model.pool(shown)[0], pooled[0])

@@ -224,7 +224,7 @@ def test_embeddings_and_logits_are_tied():
     x = jnp.ones((1, 8))
     assert isinstance(model.encoder.embed, nnx.Embed)
     wanted = x @ model.encoder.embed.embedding[...].T
-    np.testing.assert_allclose(model.scored(x), wanted, rtol=1e-6)
+    np.testing.assert_allclose(model.compute_logits(x), wanted, rtol=1e-6)
     with pytest.raises(ValueError, match=r"^is_causal: expected True"):
         decoder(is_causal=False)
 

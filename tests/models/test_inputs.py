@@ -201,7 +201,7 @@ def test_the_ends_are_real_tokens(pooling: str):
 
     def parts(model, tokens):
         rows = model.encoder(tokens, tokens > 0)
-        return model.pooled(tokens)[:, -16:], rows[:, 1], rows[:, 3]
+        return model.pool(tokens)[:, -16:], rows[:, 1], rows[:, 3]
 
     tokens = np.array([[0, 3, 5, 7, 0], [0, 9, 1, 4, 0]])
     ends, first, last = helpers.call_model(parts, model, tokens)
@@ -245,7 +245,7 @@ def test_a_pair_is_its_two_documents_by_one_encoder(interaction):
     assert got.shape == (2, 2) and got.dtype == np.float32
 
     def vector(model, tokens, lengths):
-        return model.pooled(tokens, lengths)
+        return model.pool(tokens, lengths)
 
     a, b = (
         np.asarray(helpers.call_model(vector, model, *x))

@@ -83,7 +83,7 @@ def test_a_patch_is_hidden_if_all_its_pixels_are():
     other.reshape(4, 6)[2, 2] = 0  # A single one of its patch.
 
     def weights(model, image):
-        return model.encoder(image, image > 0), model.pooled(image)
+        return model.encoder(image, image > 0), model.pool(image)
 
     rows, pooled = helpers.call_model(weights, model, image)
     queries: Any = model.queries
@@ -114,7 +114,7 @@ def test_arrays_that_do_not_fit():
     assert_rejects(lambda: model(_images()[:, :20]), "tokens: expected")
     hidden = np.zeros((2, 24), bool)
     words = "hidden: expected None with patch=2"
-    assert_rejects(lambda: model.reconstructed(_images(), None, hidden), words)
+    assert_rejects(lambda: model.reconstruct(_images(), None, hidden), words)
     ids = np.ones((2, 24), np.int32)
     words = "segment_ids: expected None with positions in a grid"
     assert_rejects(lambda: model(_images(), segment_ids=ids, documents=1), words)

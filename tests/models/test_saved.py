@@ -13,6 +13,7 @@ from flax import nnx
 from lra_jax import models
 from lra_jax.models.language import LanguageModel
 from lra_jax.models.raw import reader
+from lra_jax.models.saved import describe, maker
 
 SMALL = {
     "num_layers": 2,
@@ -179,6 +180,22 @@ def test_numbers_of_numpy_and_nested_tuples_come_back(tmp_path: Path) -> None:
     saved = models.load(file, allow_code=True)
     assert saved.config.options == model.encoder.config.options
     assert saved.about == {"accuracy": 0.5}
+
+
+def test_a_description_of_an_earlier_version_is_read() -> None:
+    """Whose encoders named some settings otherwise, and had the head's beside them."""
+    settings = {"attention_options": {"eps": 0.1}, "qkv_dim": 8, "pooling": "cls"}
+    model = _classifier(**settings)
+    described = describe(model)
+    encoder = described["encoder"]
+    encoder["options"] = encoder.pop("attention_options")
+    encoder["qkv_features"] = encoder.pop("qkv_dim")
+    encoder["cls_token"] = True
+    for name in ("pooling", "padding"):
+        described[name] = encoder.pop(name)
+    del encoder["interaction"]
+    again = maker(described)(nnx.Rngs(params=1))
+    assert again.encoder.config == model.encoder.config
 
 
 def test_code_is_imported_only_when_allowed(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_pooling_is_its_formula_and_exact_under_padding(pooling: str):
     model: Any = _classifier(pooling)
     tokens = jnp.asarray(RNG.integers(1, 9, (2, 8)))
     lengths = jnp.asarray([5, 1])
-    pool = functools.partial(helpers.call_model, type(model).pooled, model)
+    pool = functools.partial(helpers.call_model, type(model).pool, model)
     encode = functools.partial(helpers.call_model, TransformerEncoder.__call__)
     pooled = pool(tokens, lengths)
     assert pooled.shape == (2, model.pooled_features)

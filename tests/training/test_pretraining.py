@@ -53,9 +53,9 @@ def test_hidden_tokens_and_padding_are_not_seen(pooling) -> None:
 
     def logits(at: int) -> jax.Array:
         changed = tokens.at[:, at].set((tokens[:, at] + 1) % 5)
-        return model.reconstructed(changed, lengths, hidden)[1, :3]
+        return model.reconstruct(changed, lengths, hidden)[1, :3]
 
-    plain = model.reconstructed(tokens, lengths, hidden)[1, :3]
+    plain = model.reconstruct(tokens, lengths, hidden)[1, :3]
     np.testing.assert_array_equal(logits(1), plain)
     np.testing.assert_array_equal(logits(3), plain)
     assert np.abs(np.asarray(logits(0) - plain)).max() > 1e-3
