@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax.configs import Config
+from lra_jax.configs import Config, ModelConfig
 from lra_jax.data.buckets import parse_buckets
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.stages import Curriculum, LengthWarmup
 from lra_jax.errors import expected
 from lra_jax.models import Buffer, MultiHeadAttention
-from lra_jax.models.encoder import make_block
+from lra_jax.models.encoder import EncoderBlock, make_block
 from lra_jax.tasks.base import encoder_config
 from lra_jax.tasks.probes import check_heeds
 from lra_jax.tasks.task import Task
@@ -33,7 +33,7 @@ def check_config(config: Config, task: Task) -> None:
     config.check_types()
     config.data.check()
     parse_buckets(config.data.buckets)
-    encoder_config(config, task.image_shape)
+    _make_blocks(encoder_config(config, task.image_shape))
     _check_lengths(config, task)
     _check_processes(config)
     if config.train.seq_devices > 1:
@@ -119,18 +119,26 @@ def check_on_devices(config: Config, task: Task) -> None:
     # All images are of one size, so they have no padding.
     padded = task.image_shape is None or config.model.padding == "zeros"
     packs = task.packs_rows or config.data.packing
-    kinds = {
-        (encoder.block_mechanism(index), repr(options)): index
-        for index, options in reversed([*enumerate(encoder.block_options)])
-    }
-    for index in kinds.values():
-        layer = nnx.eval_shape(
-            lambda index=index: make_block(encoder, index, nnx.Rngs(0)).attention
-        )
+    for index, block in _make_blocks(encoder).items():
+        layer = block.attention
         _trace(layer, encoder.dtype, length, padded, packs)
         if layer.mechanism.foreign:
             masked = padded and layer.accepts("mask")
             check_heeds(encoder, index, length, masked, packs)
+
+
+def _make_blocks(encoder: ModelConfig) -> dict[int, EncoderBlock]:
+    """A block of each kind by its index, without arrays."""
+    kinds = {
+        (encoder.block_mechanism(index), repr(options)): index
+        for index, options in reversed([*enumerate(encoder.block_options)])
+    }
+    return {
+        index: nnx.eval_shape(
+            lambda index=index: make_block(encoder, index, nnx.Rngs(0))
+        )
+        for index in kinds.values()
+    }
 
 
 def _trace(
