@@ -38,6 +38,7 @@ def test_what_a_run_cannot_train_fails_before_the_data(
     assert re.search(words, errors.on_one_line(raised.value))
 
 
+SPLIT = {"train": {"seq_devices": 2}, "data": {"packing": True}}
 TRITON = {"attention_options": "implementation=triton"}
 
 
@@ -55,6 +56,8 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
         ("listops", {"model": TRITON}, "implementation: .* got 'triton'"),
         ("listops", {"attention": "linformer", "model": LAYERWISE}, "features: .* all"),
         ("listops", {"data": get_preset("text").data}, "--data: .* got TextData"),
+        ("listops", SPLIT, "--train.seq_devices: expected 1 with --data.packing"),
+        ("retrieval", {"data": {"packing": True}}, "--data.packing: expected False"),
         ("listops", {"train": 3}, "^--train: expected a TrainConfig, got an int"),
         ("text", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),
         ("retrieval", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),

@@ -22,7 +22,6 @@ from lra_jax.training import Interrupted
 from lra_jax.training.console import RunConsole
 from lra_jax.training.restore import predictions
 from lra_jax.training.session import Session
-from lra_jax.training.summary import show_result
 from lra_jax.training.trainer import Trainer
 
 TRAIN = {"batch_size": 32, "eval_batch_size": 32, "warmup": 10, "log_every": 20}
@@ -105,24 +104,6 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     with pytest.raises(ValueError, match=r"--split: expected one of .*, 16/3, got"):
         evaluate.run(evaluate.EvaluateConfig(**place, split="16"))
     assert "state_size" not in whole
-
-
-def test_the_end_of_a_run_tells_parts_and_chance(capsys):
-    task, config = get_task("parity"), get_preset("parity", "quick", "linear")
-    result = helpers.result(
-        **{"test_accuracy_best": 60.0, "test_accuracy_last": 59.0, "best_step": 4},
-        **{"test_accuracy_by_length": {"64": 55.0, "256": 51.0}, "chance": 50.0},
-        **{"test_scaled_accuracy": 0.2, "steps": 9, "test_examples": 100},
-    )
-    show_result(RunConsole(9), task, config, result)
-    said = " ".join(capsys.readouterr().out.split())
-    for words in (
-        "(standard error over 100 examples, each counted once)",
-        "part 64 55.00 best checkpoint part 256 51.00 best checkpoint",
-        "mean over the parts 53.00",
-        "chance 50.00 the best checkpoint is 20.0 % of the way from it to 100",
-    ):
-        assert words in said, said
 
 
 def test_the_score_of_a_test_by_parts_is_their_mean(tmp_path, capsys):

@@ -52,39 +52,6 @@ def test_train_and_score(tmp_path, task, preset, attention, least):
     assert again["examples"] == result["test_examples"]
 
 
-def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
-    from lra_jax.tasks import get_task
-    from lra_jax.training.console import RunConsole
-    from lra_jax.training.summary import show_result
-
-    shown = {}
-    for validation in ("holdout", "test"):
-        task = get_task("text")
-        config = get_preset("text", "official", "flow")
-        result = helpers.result(
-            **{"test_accuracy_best": 64.0, "test_accuracy_last": 63.0},
-            **{"best_step": 4, "steps": 9, "test_examples": 25_000},
-            **{"official_data": True, "validation": validation},
-        )
-        show_result(RunConsole(9), task, config, result)
-        shown[validation] = capsys.readouterr().out
-    assert "chosen on the test split itself" in shown["test"]
-    assert "chosen on" not in shown["holdout"]
-    for part in (
-        "baseline: chance",
-        "50.00",
-        "published: Flowformer",
-        "64.29",
-        "figure of the thuml/Flowformer repository",
-    ):
-        assert part in shown["test"]
-    # Rows of other protocols are not shown, nor any next to a run of another length.
-    assert "Transformer" not in shown["test"]
-    shorter = config.replace(train={"steps": 9})
-    show_result(RunConsole(9), task, shorter, result)
-    assert "published" not in capsys.readouterr().out
-
-
 def test_no_data_and_no_network_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")

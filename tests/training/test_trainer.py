@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from run_helpers import reference_means, trainer, use_one_device
+from run_helpers import losses, reference_means, trainer, use_one_device
 
 from lra_jax.attention import registry
 from lra_jax.models import Buffer
@@ -146,3 +146,20 @@ def test_batch_norms_keep_running_means(dataset, data_dir, tmp_path, monkeypatch
     alone = nnx.filter_state(single.state.params, RunningMean)
     for one, two in zip(jax.tree.leaves(alone), jax.tree.leaves(means), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_packed_rows_train_as_single_ones_do(dataset, data_dir, tmp_path):
+    """The same losses, in training and validation; on two devices, in rows of 60."""
+    settings = {"steps": 12, "eval_every": 12}
+    model = {"dropout": 0.0, "pooling": "mean", "positions": "learned"}
+    reports = []
+    for packing in (False, True):
+        data = helpers.ONE_LENGTH | {"packing": packing}
+        config = helpers.tiny(data_dir, train=settings, model=model, data=data)
+        workdir = tmp_path / str(packing)
+        made = trainer(config, dataset, workdir)
+        fit(made, RunConsole(12, quiet=True))
+        made.checkpoints.close()
+        reports.append([*losses(workdir), *losses(workdir, "valid")])
+    assert len(reports[0]) > 3
+    np.testing.assert_allclose(*reports, rtol=1e-4)
