@@ -66,6 +66,7 @@ def test_zoology_decays_every_array(preset):
     assert (config.weight_decay, config.decay_vectors) == (0.1, True)
 
 
+@pytest.mark.core
 def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     """On data that are drawn anew."""
     data = {

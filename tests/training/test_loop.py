@@ -155,7 +155,6 @@ def killed(command, workdir) -> None:
     assert process.returncode in (-signal.SIGKILL, 0)  # It may have just ended.
 
 
-@pytest.mark.core
 def test_an_interrupted_run_ends_as_an_unbroken_one(finished, tmp_path, monkeypatch):
     """SIGTERM, SIGINT and SIGKILL in turn; equal to the last bit at the end.
 
