@@ -19,12 +19,7 @@ REPOSITORY = "https://github.com/lra-jax/lra_jax"
 
 REFERENCE = {
     "models": (
-        *(
-            "models.config",
-            "models.attention",
-            "models.encoder",
-            "models.pooling",
-        ),
+        *("models.config", "models.attention", "models.encoder"),
         *("models.classifier", "models.matching", "models.tokens"),
         *("models.language", "models.generation", "models.decoding"),
         *("models.stream", "models.short_conv"),

@@ -8,9 +8,9 @@ from flax import nnx
 
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected
+from lra_jax.models.classifier import PooledEncoder
 from lra_jax.models.inputs import check_lengths
 from lra_jax.models.layers import Dense
-from lra_jax.models.pooling import PooledEncoder
 
 
 class MatchingClassifier(PooledEncoder):

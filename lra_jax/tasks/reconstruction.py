@@ -20,8 +20,8 @@ import optax
 from flax import nnx
 
 from lra_jax.errors import expected
+from lra_jax.models.classifier import PooledEncoder
 from lra_jax.models.layers import draw_mask
-from lra_jax.models.pooling import PooledEncoder
 from lra_jax.tasks.base import Batch, Sums
 
 # Folded into dropout's key of the step.

@@ -18,7 +18,7 @@ from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.stages import Curriculum, LengthWarmup, tokens_before
 from lra_jax.errors import expected, renamed
 from lra_jax.models import Buffer
-from lra_jax.models.pooling import is_of_reconstruction, is_of_task
+from lra_jax.models.classifier import is_of_reconstruction, is_of_task
 from lra_jax.models.state_size import state_size
 from lra_jax.signals import StopRequest
 from lra_jax.tasks import Task
