@@ -214,11 +214,6 @@ def within(place: str, error: ValueError) -> InputError:
     return InputError(place, str(error))
 
 
-def noted(error: InputError, note: str) -> InputError:
-    """Returns the same error, to raise, with a note in brackets at its end."""
-    return InputError(error.name, f"{error.problem} ({note})")
-
-
 def renamed(error: ValueError, name: str) -> InputError:
     """Returns the same error, to raise, for another name, such as the flag."""
     problem = error.problem if isinstance(error, InputError) else str(error)

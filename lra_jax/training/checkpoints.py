@@ -65,6 +65,18 @@ class Progress(NamedTuple):
         return means["accuracy"] > self.best_accuracy
 
 
+def check_space(folder: Path, needed: int) -> None:
+    """Raises `OSError` unless a folder's disk has room for so many bytes of arrays.
+
+    On a full disk Orbax would leave parts, and messages of its own.
+    """
+    needed += _METADATA_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        reason = f"{os.strerror(errno.ENOSPC)}, {needed:,} bytes needed, {free:,} free"
+        raise OSError(errno.ENOSPC, reason, str(folder))
+
+
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     """Drops Orbax' messages: it logs every step of its work, and reports failures as
     exceptions too. A library must leave others' messages alone."""
@@ -186,7 +198,8 @@ class Checkpoints:
         self, kept: Any, step: int, items: dict[str, Any], about: dict[str, Any]
     ) -> None:
         try:
-            self._check_space(items)
+            arrays = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
+            check_space(self._folder, sum(x.nbytes for x in arrays))
             kept.save_checkpointables(step, items, force=True, overwrite=True)
             self._check_written(kept, step, items)
             if hosts.is_writer():
@@ -208,15 +221,6 @@ class Checkpoints:
             manifest = Path(kept.latest.path) / tree / "manifest.ocdbt"
             if kept.latest.step != step or not manifest.exists():
                 raise FileNotFoundError(f"{manifest} was not written")
-
-    def _check_space(self, items: dict[str, Any]) -> None:
-        """Detects a full disk before Orbax, which would leave parts and messages."""
-        arrays = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
-        needed = sum(x.nbytes for x in arrays) + _METADATA_BYTES
-        free = shutil.disk_usage(self._folder).free
-        if free < needed:
-            reason = f"{os.strerror(errno.ENOSPC)}, {needed:,} bytes needed"
-            raise OSError(errno.ENOSPC, f"{reason}, {free:,} free")
 
     def restore(self, state: TrainState, data: Any) -> tuple[TrainState, Progress]:
         """Loads the newest intact checkpoint in the shapes and placement of ``state``.

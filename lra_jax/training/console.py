@@ -46,13 +46,14 @@ class RunConsole:
       quiet: print nothing.
 
     Attributes:
+      start: the step from which this process resumes; set it before entering.
       work: total cost of all steps before a given one, in any unit, from which the time
         left is estimated. By default all steps cost the same.
     """
 
     def __init__(self, steps: int, quiet: bool = False):
         self._console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
-        self._steps = steps
+        self._steps, self.start = steps, 0
         self.work: Callable[[int], float] = float
         self._bar = Progress(
             SpinnerColumn(),
@@ -71,6 +72,7 @@ class RunConsole:
         return self._console.broken
 
     def __enter__(self) -> Self:
+        self._bar.update(self._row, completed=self.start)
         self._bar.start()
         return self
 

@@ -76,7 +76,7 @@ class _Loop:
         self.trainer, self.console, self.config = trainer, console, trainer.config
         step, workdir = trainer.step, trainer.workdir
         seal, writes = trainer.checkpoints.seal, hosts.is_writer()
-        console.advance(step)
+        console.start = step
         if step:
             console.line(f"resuming from step {step}")
             lost = changed_metrics(workdir, step, self.config.train.log_every, seal)

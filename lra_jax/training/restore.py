@@ -14,7 +14,7 @@ from lra_jax import own_code
 from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.errors import InputError, expected, noted
+from lra_jax.errors import expected
 from lra_jax.files import expand_home
 from lra_jax.models.saved import write
 from lra_jax.tasks import Task, get_task
@@ -82,29 +82,12 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
             # The same scores; how sequences were split depends on the machine.
             config = config.replace(train={"seq_devices": 1})
         task = get_task(config.task)
-        try:
-            task.check(config)
-            task.check_on_devices(config)
-            dataset = task.prepare(config.data)
-        except InputError as error:
-            place = _place_of_path(error.name, config, folder)
-            if place is None:
-                raise
-            raise noted(error, place) from error
+        task.check(config)
+        task.check_on_devices(config)
+        dataset = task.prepare(config.data)
         if dataset.fingerprint != fingerprint:
             raise other_data(folder, fingerprint, dataset.fingerprint)
         return Trainer(config, task, dataset, folder, training=False)
-
-
-def _place_of_path(flag: str, config: Config, folder: Path) -> str | None:
-    """To which folder a flag's path is relative; None for other flags."""
-    if flag not in ("--data.dir", "--data.path", "--data.checkpoint"):
-        return None
-    value = getattr(config.data, flag.removeprefix("--data."), None)
-    if not value or expand_home(value, "path").is_absolute():
-        return None
-    settings = folder / "config.json"
-    return f"{value} of {settings}, relative to the folder where the run was started"
 
 
 def load_run(

@@ -9,7 +9,7 @@ import jax
 
 from lra_jax import own_code
 from lra_jax.configs import Config, get_preset
-from lra_jax.errors import InputError, expected, noted
+from lra_jax.errors import InputError, expected
 from lra_jax.files import expand_home
 from lra_jax.models import saved
 from lra_jax.tasks import get_task
@@ -124,7 +124,8 @@ class Session:
         try:
             result = read_result(self.workdir)
         except InputError as error:
-            raise noted(error, "delete it to score the run again") from error
+            advice = "delete it to score the run again"
+            raise InputError(error.name, f"{error.problem} ({advice})") from error
         if result is None or result.steps < self.config.train.steps:
             return None
         return result

@@ -112,15 +112,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
     """Replicates a tree on every device; all processes must pass the same one."""
-    sharding = replicated(mesh)
-    if jax.process_count() == 1:
-        return jax.device_put(tree, sharding)
-
-    def place(array: Any) -> jax.Array:
-        whole = np.asarray(array)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
-
-    return jax.tree.map(place, tree)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(
+            replicated(mesh), np.asarray(x), np.shape(x)
+        ),
+        tree,
+    )
 
 
 def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -131,22 +128,16 @@ def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Ar
       batch: the rows that this process reads (`data_shard`); arrays of two axes or
         more are sequences, padded with zeros to `padded_length`.
     """
-    index, count = data_shard(mesh)
+    _, count = data_shard(mesh)
 
     def place(rows: np.ndarray) -> jax.Array:
-        names = ("data", "seq") if rows.ndim > 1 else ("data",)
         if rows.ndim > 1:
             missing = padded_length(mesh, rows.shape[1]) - rows.shape[1]
             widths = ((0, 0), (0, missing), *((0, 0),) * (rows.ndim - 2))
             rows = np.pad(rows, widths) if missing else rows
-        shape = (len(rows) * count, *rows.shape[1:])
-        first = index * len(rows)
-
-        def part(where: Any) -> np.ndarray:
-            start, stop, _ = where[0].indices(shape[0])
-            return rows[(slice(start - first, stop - first), *where[1:])]
-
+        names = ("data", "seq") if rows.ndim > 1 else ("data",)
         sharding = NamedSharding(mesh, PartitionSpec(*names))
-        return jax.make_array_from_callback(shape, sharding, part)
+        shape = (len(rows) * count, *rows.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, rows, shape)
 
     return {name: place(rows) for name, rows in batch.items()}

@@ -24,7 +24,7 @@ from lra_jax.signals import StopRequest
 from lra_jax.tasks import Task
 from lra_jax.tasks.reconstruction import reconstruction_loss
 from lra_jax.training import sharding
-from lra_jax.training.checkpoints import Checkpoints, Progress
+from lra_jax.training.checkpoints import Checkpoints, Progress, check_space
 from lra_jax.training.console import RunConsole
 from lra_jax.training.optimizer import make_optimizer, make_schedule
 from lra_jax.training.step import (
@@ -38,7 +38,6 @@ from lra_jax.training.step import (
     step_function,
     zero_sums,
 )
-from lra_jax.training.workdir import check_space
 
 Step = Callable[[TrainState, dict[str, jax.Array]], TrainState]
 
@@ -181,13 +180,13 @@ class Trainer:
         """The checkpoints in the run directory, which by now exists.
 
         Raises:
-          ValueError: there is no space for them.
+          OSError: there is no space for them.
         """
         if self._training:
             # Parameters and two moments, three times while a checkpoint replaces the
             # older of two; the best parameters, twice.
             arrays = 3 * 3 + 2
-            check_space(self.workdir, arrays * 4 * self.num_parameters + 10_000_000)
+            check_space(self.workdir, arrays * 4 * self.num_parameters)
         return Checkpoints(self.workdir, clean=self._training)
 
     @property

@@ -16,7 +16,6 @@ result.json      at the end
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,19 +208,6 @@ def refuse_own_file(workdir: Path, file: Path, flag: str) -> None:
         if top and top[0] in (*_MADE_FIRST, *_MADE_LATER):
             requirement = f"a file other than {top[0]}, which is the run's own"
             raise expected(flag, requirement, file)
-
-
-def check_space(workdir: Path, needed: int) -> None:
-    """Refuses to start a run whose checkpoints would not fit on the disk.
-
-    Raises:
-      ValueError: fewer than ``needed`` bytes are free.
-    """
-    free = shutil.disk_usage(workdir).free
-    if free < needed:
-        requirement = f"{needed / 1e6:.0f} MB for checkpoints"
-        got = f"{free / 1e6:.0f} MB that are free at {workdir}"
-        raise expected("--workdir", requirement, got)
 
 
 @contextlib.contextmanager

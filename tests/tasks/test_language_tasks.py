@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import shutil
 from pathlib import Path
 
 import helpers
@@ -93,18 +92,6 @@ def test_evaluate_gives_the_same_scores(finished, capsys):
         evaluate.main([f"--workdir={workdir}", "--predictions=p.jsonl"])
     error = capsys.readouterr().err
     helpers.assert_one_error(stop.value.code, error, 2, "--predictions", "--task=lm")
-
-
-def test_a_relative_path_is_that_of_the_run(finished, tmp_path):
-    shutil.copytree(finished[0], tmp_path / "run")
-    settings = tmp_path / "run" / "config.json"
-    config = json.loads(settings.read_text())
-    config["data"]["path"] = "texts"
-    settings.write_text(json.dumps(config))
-    run = evaluate.EvaluateConfig(workdir=str(tmp_path / "run"))
-    wanted = r"^--data.path: .* \(texts of .*relative to the folder where the run was"
-    with pytest.raises(ValueError, match=wanted):
-        evaluate.run(run)
 
 
 def test_bits_per_byte_count_the_ends_of_documents(finished, texts):

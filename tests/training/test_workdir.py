@@ -10,19 +10,13 @@ from run_helpers import BOUNDLESS, constant, main, restored
 from lra_jax import train
 from lra_jax.training import workdir as workdirs
 from lra_jax.training.session import Session
-from lra_jax.training.workdir import check_space, exclusive, open_workdir, read_config
+from lra_jax.training.workdir import exclusive, open_workdir, read_config
 
 
 def test_config_file(finished):
     config, fingerprint = read_config(finished.workdir)
     assert config == finished.config
     assert fingerprint == finished.dataset.fingerprint
-
-
-def test_space(tmp_path):
-    check_space(tmp_path, 1)
-    with pytest.raises(ValueError, match=r"1000000000000 MB .* MB that are free"):
-        check_space(tmp_path, 10**18)
 
 
 @pytest.mark.parametrize("how", helpers.DAMAGE)
