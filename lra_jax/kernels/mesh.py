@@ -57,17 +57,28 @@ def on_each_device(
 
 
 def by_sample(function: Callable[..., Result], *arrays: Any) -> Result:
-    """``function(*arrays)``, by `parts`.
+    """``function(*arrays)``, by `parts`, or by the split of an explicit axis.
 
     Args:
       function: of trees of arrays to such a tree; the first axis of each array is that
         of the samples, or of something else that is computed separately.
       *arrays: its arguments.
     """
-    if (parts(jax.tree.leaves(arrays)[0].shape[0]) or 1) == 1:
+    leaves = jax.tree.leaves(arrays)
+    axis = _AXIS if (parts(leaves[0].shape[0]) or 1) > 1 else _explicit_axis(leaves)
+    if axis is None:
         return function(*arrays)
-    samples = PartitionSpec(_AXIS)
+    samples = PartitionSpec(axis)
     return jax.shard_map(function, in_specs=samples, out_specs=samples)(*arrays)
+
+
+def _explicit_axis(arrays: list[jax.Array]) -> Any:
+    """The explicit axis along which the samples of all arrays are split, and nothing
+    else is; None = there is none."""
+    specs = [jax.typeof(x).sharding.spec for x in arrays]
+    first = {spec[0] for spec in specs}
+    others = {axis for spec in specs for axis in spec[1:]}
+    return first.pop() if len(first) == 1 and others <= {None} else None
 
 
 def _map_arrays(operands: Inputs, change: Callable[[jax.Array], jax.Array]) -> Inputs:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lra_jax.models.layers import Dense
+from lra_jax.models.layers import Dense, take_rows
 
 # How much narrower each cluster is than the one before.
 _FACTOR = 4
@@ -70,7 +70,7 @@ class AdaptiveEmbed(nnx.Module):
         for (start, stop), table, matrix in parts:
             inside = (tokens >= start) & (tokens < stop)
             place = jnp.where(inside, tokens - start, 0)
-            vectors = table[...][place] @ matrix[...]
+            vectors = take_rows(table[...], place) @ matrix[...]
             out = out + jnp.where(inside[:, :, None], vectors, 0.0)
         return out if self.dtype is None else out.astype(self.dtype)
 

@@ -23,7 +23,7 @@ from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.encoder import TransformerEncoder, normalise
 from lra_jax.models.inputs import embed_inputs, known_values, position_rows
 from lra_jax.models.language import CausalLM
-from lra_jax.models.layers import rows_at
+from lra_jax.models.layers import rows_at, take_rows
 from lra_jax.models.padding import order_real_first, reorder
 
 
@@ -79,7 +79,8 @@ def prefill(
     if not length:
         raise expected("tokens", "at least one position", f"shape {tokens.shape}")
     mask = check_mask("mask", mask, "B T", batch, length)
-    counts = jnp.full((batch,), length) if mask is None else mask.sum(1)
+    real = jnp.ones_like(tokens, bool) if mask is None else mask
+    counts = real.sum(1, dtype=jnp.int32)
     if mask is not None:
         _check_prompts(mask)
         order, _ = order_real_first(mask)
@@ -131,13 +132,13 @@ def _embed(
     encoder: TransformerEncoder, tokens: jax.Array, state: DecoderState | None
 ) -> tuple[jax.Array, jax.Array]:
     """Vectors of tokens and positions, and the position of the first."""
-    batch, length = tokens.shape
     config = encoder.config
     x = embed_inputs(encoder.embed, tokens, scaled=config.scale_embeddings)
-    position = jnp.zeros((batch,), jnp.int32) if state is None else state.position
+    first = jnp.zeros_like(tokens[:, 0], jnp.int32)
+    position = first if state is None else state.position
     rows = position_rows(config, encoder.positions, config.max_length)
     if rows is not None:
-        places = position[:, None] + jnp.arange(length)[None]
+        places = position[:, None] + jnp.arange(tokens.shape[1])[None]
         # NaN beyond the table, where the position is traced and cannot be checked.
-        x = x + rows.at[places].get(mode="fill", fill_value=jnp.nan).astype(x.dtype)
+        x = x + take_rows(rows, places).astype(x.dtype)
     return x, position

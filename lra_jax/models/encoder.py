@@ -24,7 +24,13 @@ from lra_jax.models.inputs import (
 )
 from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
-from lra_jax.models.layers import Dropout, LayerNorm, add_positions, at_positions
+from lra_jax.models.layers import (
+    Dropout,
+    LayerNorm,
+    add_positions,
+    at_positions,
+    take_rows,
+)
 from lra_jax.models.mlp import Mlp
 from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.patches import any_real
@@ -326,10 +332,11 @@ class TransformerEncoder(nnx.Module):
         if self.cls is not None:
             front = at_positions(self.cls[...], x[:, :1])
             x = jnp.concatenate([front, x], 1)
-            mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), "edge")
+            if mask is not None:
+                mask = jnp.concatenate([mask[:, :1], mask], 1)
         rows = position_rows(config, self.positions, x.shape[1])
         if rows is not None and documents is not None:
-            x = x + rows[documents.position].astype(x.dtype)
+            x = x + take_rows(rows, documents.position).astype(x.dtype)
         elif rows is not None:
             x = add_positions(x, rows.astype(x.dtype))
         return x, mask

@@ -33,7 +33,7 @@ from lra_jax.errors import expected
 from lra_jax.models import patches
 from lra_jax.models.adaptive import AdaptiveEmbed
 from lra_jax.models.config import ModelConfig
-from lra_jax.models.layers import Dense, sinusoidal_positions
+from lra_jax.models.layers import Dense, sinusoidal_positions, take_rows
 
 _POSITION_STD = 0.02
 
@@ -93,18 +93,6 @@ def embed_inputs(
     _check_integers("tokens", tokens)
     pixels = tokens[:, :, None] if grid is None else patches.cut(tokens, grid, patch)
     return layer(pixels.astype(jnp.float32) / 255)
-
-
-def take_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """``table[rows]``, split over devices as the rows are on explicit axes of a mesh.
-
-    Rows beyond the table are NaN.
-    """
-    sharding = jax.typeof(rows).sharding
-    explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
-    spec = (*sharding.spec, *[None] * (rows.ndim - len(sharding.spec) + 1))
-    split = jax.NamedSharding(sharding.mesh, jax.P(*spec)) if explicit else None
-    return table.at[rows].get(mode="fill", out_sharding=split)
 
 
 def check_ids(name: str, ids: jax.Array, size: int, what: str) -> None:

@@ -58,12 +58,23 @@ def at_positions(row: jax.Array, like: jax.Array) -> jax.Array:
     It is broadcast before it is cast, so its gradient, a sum over all positions, is
     summed in its own dtype: in bfloat16 a sum stops growing at 256 times its terms.
     """
-    return jnp.broadcast_to(row, like.shape).astype(like.dtype)
+    split = jax.typeof(like).sharding
+    return jnp.broadcast_to(row, like.shape, out_sharding=split).astype(like.dtype)
+
+
+def take_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """``table[rows]``, split over devices as the rows are on explicit axes of a mesh.
+
+    Rows beyond the table are NaN.
+    """
+    sharding = jax.typeof(rows).sharding
+    split = jax.NamedSharding(sharding.mesh, jax.P(*sharding.spec, None))
+    return table.at[rows].get(mode="fill", out_sharding=split)
 
 
 def rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
     """`[B, K, D]`: the rows of `[B, T, D]` at positions `[B, K]`; NaN beyond T."""
-    return jax.vmap(lambda rows, at: rows.at[at].get(mode="fill"))(x, positions)
+    return jnp.take_along_axis(x, positions[:, :, None], 1, mode="fill")
 
 
 class LayerNorm(nnx.Module):
@@ -269,7 +280,6 @@ def rotate(
     if positions is None:
         angles = [table[:length].reshape(1, length, 1, -1) for table in tables]
     else:
-        fill = {"mode": "fill", "fill_value": jnp.nan}
-        angles = [table.at[positions].get(**fill)[:, :, None] for table in tables]
+        angles = [take_rows(table, positions)[:, :, None] for table in tables]
     cos, sin = angles
     return rotations.rotate(x.astype(dtype), (cos, sin)).astype(x.dtype)

@@ -27,7 +27,9 @@ def cut(pixels: jax.Array, grid: Sides, patch: int) -> jax.Array:
     batch = pixels.shape[0]
     check_shape("tokens", pixels, "B T", None, rows * columns)
     parts = pixels.reshape(batch, rows // patch, patch, columns // patch, patch)
-    return parts.swapaxes(2, 3).reshape(batch, -1, patch**2)
+    # In two steps, for a batch that is split on explicit axes.
+    parts = parts.swapaxes(2, 3).reshape(batch, -1, patch, patch)
+    return parts.reshape(batch, -1, patch**2)
 
 
 def any_real(mask: jax.Array, grid: Sides, patch: int) -> jax.Array:

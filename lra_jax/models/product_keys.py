@@ -16,6 +16,7 @@ over the batch, since a position's output must not depend on the rest of the bat
 Values are trained like all other parameters, without a separate learning rate.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ from flax import nnx
 from lra_jax import kernels
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, known
-from lra_jax.models.layers import Dense, Dropout, LayerNorm, check_even
+from lra_jax.models.layers import Dense, Dropout, LayerNorm, check_even, take_rows
 
 # For models of width 1024 the paper has 512 keys per half, 4 heads and the 32 best.
 DEFAULTS = {"keys": 64, "heads": 4, "top": 8, "query_dim": 32}
@@ -112,27 +113,10 @@ class ProductKeyMemory(nnx.Module):
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen = self.choose(flat)
         weights = self.dropout(weights, rngs)
-        values = self.values[...]
         dtype = self.dtype or x.dtype
-
-        @jax.checkpoint
-        def read(weights: jax.Array, chosen: jax.Array) -> jax.Array:
-            rows = values[chosen].astype(dtype)
-            return jnp.einsum("nk,nkd->nd", weights.astype(dtype), rows)
-
-        count = flat.shape[0]
-        # A symbolic batch is read at once.
-        parts = -(-count // _TOGETHER) if isinstance(count, int) else 1
-        size = -(-count // parts)
-        fill = [(0, parts * size - count), (0, 0)]
-        # Every so many positions, because a loop over neighbours would gather those of
-        # all devices on each.
-        cut = [
-            jnp.moveaxis(jnp.pad(a, fill).reshape(size, parts, a.shape[1]), 1, 0)
-            for a in (weights, chosen)
-        ]
-        out = jnp.moveaxis(jax.lax.map(lambda part: read(*part), tuple(cut)), 0, 1)
-        return out.reshape(-1, x.shape[-1])[:count].reshape(x.shape).astype(x.dtype)
+        read = functools.partial(_read, self.values[...], dtype)
+        out = kernels.by_sample(read, weights, chosen)
+        return out.reshape(x.shape).astype(x.dtype)
 
     def choose(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The weights and indices of the values that positions `[P, D]` read.
@@ -157,3 +141,29 @@ class ProductKeyMemory(nnx.Module):
         pairs, places = (a.reshape(*a.shape[:2], -1) for a in (pairs, places))
         best, picked = jax.lax.top_k(pairs, self.top)
         return best, jnp.take_along_axis(places, picked, -1)
+
+
+def _read(
+    values: jax.Array, dtype: Any, weights: jax.Array, chosen: jax.Array
+) -> jax.Array:
+    """The weighted sums `[P, D]` of the chosen values, so many positions at a time."""
+
+    @jax.checkpoint
+    def read(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        weights, chosen = part
+        rows = take_rows(values, chosen).astype(dtype)
+        return jnp.einsum("nk,nkd->nd", weights.astype(dtype), rows)
+
+    count = chosen.shape[0]
+    # A symbolic batch is read at once.
+    parts = -(-count // _TOGETHER) if isinstance(count, int) else 1
+    size = -(-count // parts)
+    fill = [(0, parts * size - count), (0, 0)]
+    # Every so many positions, because a loop over neighbours would gather those of all
+    # devices on each.
+    cut = [
+        jnp.moveaxis(jnp.pad(a, fill).reshape(size, parts, a.shape[1]), 1, 0)
+        for a in (weights, chosen)
+    ]
+    out = jnp.moveaxis(jax.lax.map(read, tuple(cut)), 0, 1)
+    return out.reshape(-1, values.shape[1])[:count]

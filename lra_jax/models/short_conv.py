@@ -93,7 +93,8 @@ def _within_image(
     for first, taps in enumerate(kernel):
         near = image[:, first : first + rows].reshape(batch * rows, columns, width)
         total = total + convolve(near, taps, before)
-    return total.reshape(x.shape)
+    # In two steps, for a batch that is split on explicit axes.
+    return total.reshape(batch, rows, columns, width).reshape(x.shape)
 
 
 def _within_documents(

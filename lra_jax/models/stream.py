@@ -121,7 +121,7 @@ def prefill(
     mask = check_mask("mask", mask, "B T", batch, length)
     if mask is not None:
         _check_side(layer, mask)
-    seen = jnp.ones((batch, length), bool) if mask is None else mask
+    seen = jnp.ones_like(inputs[:, :, 0], bool) if mask is None else mask
     before = max(layer.short_conv - 1, 0)
     recent, real, position = _earlier(state, inputs, before)
     if before:  # The window of a convolution reaches back into the earlier parts.
@@ -177,9 +177,11 @@ def _earlier(
     """
     batch, _, width = inputs.shape
     if state is None:
-        recent = jnp.zeros((batch, before, width), inputs.dtype)
-        seen = jnp.zeros((batch, before), bool)
-        return recent, seen, jnp.zeros((batch,), jnp.int32)
+        # Of zeros like the inputs, which are split over devices as these are.
+        first = jnp.zeros_like(inputs[:, :1])
+        recent = jnp.repeat(first, before, 1)
+        real = jnp.zeros_like(recent[:, :, 0], bool)
+        return recent, real, jnp.zeros_like(first[:, 0, 0], jnp.int32)
     check_shape("state.position", state.position, "B", batch)
     if before:
         check_shape("state.recent", state.recent, "B S D", batch, before, width)

@@ -17,6 +17,7 @@ from lra_jax.models.layers import (
     check_even,
     rows_at,
     sinusoidal_positions,
+    take_rows,
 )
 
 
@@ -101,7 +102,7 @@ class TokenModel(nnx.Module):
         mask = length_mask(tokens, lengths)
         batch, length = tokens.shape[:2]
         if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
+            positions = jnp.zeros_like(tokens, jnp.int32) + jnp.arange(length)[None]
         check_shape("positions", positions, "B K", batch, None)
         encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
         return self._read(encoded.astype(jnp.float32), lengths, positions)
@@ -167,7 +168,7 @@ class AutoEncoder(TokenClassifier):
         table = sinusoidal_positions(
             self.encoder.config.max_length, width, encoded.dtype
         )
-        x = last + table[positions]
+        x = last + take_rows(table, positions)
         for norm, layer in zip(self.norms, self.layers, strict=False):
             x = jax.nn.gelu(layer(norm(x)))
         return self.norms[-1](x)

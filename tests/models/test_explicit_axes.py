@@ -1,0 +1,136 @@
+"""Models on a batch that is split over a mesh with explicit axes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention.mechanisms import assert_close
+from flax import nnx
+from jax.flatten_util import ravel_pytree
+
+from lra_jax import models
+from lra_jax.models import decoding, product_keys
+
+LENGTH = 8
+SIZES: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "embed_dim": 8, "mlp_dim": 8}
+SIZES |= {"mechanism": "linear", "max_length": LENGTH, "vocab_size": 9}
+CLASSES: dict[str, Any] = {"num_classes": 3}
+
+
+def _score(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    return model(tokens, lengths)
+
+
+def _match(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    return model(tokens, lengths, tokens, lengths)
+
+
+def _pack(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Padded rows, and rows of two documents."""
+    ids = jnp.where(jnp.arange(LENGTH)[None] < lengths[:, None], 1, 2)
+    more = {"documents": 2} if isinstance(model, models.SequenceClassifier) else {}
+    packed = model(tokens, segment_ids=ids.astype("int32"), **more)
+    second = (lengths < LENGTH)[:, None]
+    if more:
+        packed = packed.at[:, 1].set(jnp.where(second, packed[:, 1], 0))
+    return jnp.concatenate([model(tokens, lengths).ravel(), packed.ravel()])
+
+
+def _train(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    return model(tokens, lengths, rngs=nnx.Rngs(dropout=0))
+
+
+def _encode(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    mask = jnp.arange(LENGTH)[None] >= LENGTH - lengths[:, None]
+    return jnp.where(mask[:, :, None], model(tokens, mask), 0)
+
+
+def _decode(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    mask = jnp.arange(4)[None] < lengths[:, None]
+    _, state = decoding.prefill(model, tokens[:, :4], mask=mask)
+    return decoding.step(model, state, tokens[:, 4])[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "call"),
+    [
+        (
+            models.SequenceClassifier,
+            CLASSES | {"pooling": "cls", "norm": "instance", "cutoffs": (3, 6)},
+            _score,
+        ),
+        (
+            models.SequenceClassifier,
+            CLASSES
+            | {"pooling": "attention+ends", "positions": "rotary", "remat": True},
+            _pack,
+        ),
+        (
+            models.SequenceClassifier,
+            CLASSES | {"mlp": "product_key", "positions": "sinusoidal"},
+            _pack,
+        ),
+        (
+            models.SequenceClassifier,
+            CLASSES
+            | {"pooling": "last", "inputs": "linear", "grid": (2, 4), "patch": 2},
+            _score,
+        ),
+        (
+            models.SequenceClassifier,
+            CLASSES
+            | {"pooling": "first", "positions": "learned_2d", "grid": (2, 4)}
+            | {"short_conv": 2, "conv_grid": True, "norm": "batch", "dropout": 0.1},
+            _train,
+        ),
+        (models.MatchingClassifier, CLASSES, _match),
+        (models.AutoEncoder, CLASSES, _score),
+        (models.MaskedLM, {}, _pack),
+        (models.TransformerEncoder, {}, _encode),
+        (models.CausalLM, {"short_conv": 3}, _pack),
+        (models.CausalLM, {"short_conv": 3, "positions": "rotary"}, _decode),
+    ],
+)
+def test_models(
+    model: Any,
+    settings: dict[str, Any],
+    call: Callable[..., jax.Array],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Outputs and gradients, also on axes of the other kind."""
+    monkeypatch.setattr(product_keys, "_TOGETHER", 5)
+    graph, params, rest = nnx.split(
+        model(**SIZES | settings, rngs=nnx.Rngs(0)), nnx.Param, ...
+    )
+
+    def loss(params, tokens, lengths):
+        out = call(nnx.merge(graph, params, rest, copy=True), tokens, lengths)
+        return jnp.sin(out).sum(), out
+
+    def slope(*arrays):
+        slopes, out = jax.grad(loss, has_aux=True)(params, *arrays)
+        # Together, because some biases before a norm have no slope.
+        return out, ravel_pytree(slopes)[0]
+
+    tokens = np.random.default_rng(0).integers(1, 9, (4, LENGTH), "int32")
+    arrays = tokens, np.array([8, 5, 1, 3], "int32")
+    direct = jax.jit(slope)(*arrays)
+    for kind in (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto):
+        mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+        place = jax.NamedSharding(mesh, jax.P("data"))
+        with jax.set_mesh(mesh):
+            split = (jax.device_put(x, place) for x in arrays)
+            assert_close(jax.jit(slope)(*split), direct, 1e-4)
+
+
+def test_generation() -> None:
+    model = models.CausalLM(**SIZES, short_conv=3, rngs=nnx.Rngs(0))
+    prompts = [np.arange(1, 4), np.arange(2, 4)]
+    direct = models.generate(model, prompts, num_tokens=3)
+    with jax.set_mesh(jax.make_mesh((2,), ("data",))):
+        np.testing.assert_array_equal(
+            models.generate(model, prompts, num_tokens=3), direct
+        )
