@@ -14,8 +14,8 @@ The kinds are
 increasing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -30,35 +30,19 @@ IDS: Raw = {"kind": "ids"}
 
 
 def check_raw(raw: Raw) -> None:
-    """Raises ``ValueError`` unless this is a description of raw examples."""
+    """Raises ``ValueError`` unless this is a description of raw examples.
+
+    Lengths that do not fit are refused when an example is read.
+    """
     kind = known("raw", raw.get("kind", ""), _KINDS)
     if kind == "vocabulary":
         vocabularies.described(raw)
-    ids = raw.get("ids")
-    if kind == "words" and not (isinstance(ids, Mapping) and ids):
-        raise expected("raw", "ids by word for kind='words'", f"{ids!r}"[:60])
-    shape = raw.get("shape")
-    if kind == "pixels" and not (_are_sizes(shape) and len(shape) == 2):
-        raise expected("raw", "shape=(rows, columns) for kind='pixels'", f"{shape!r}")
-    longest, buckets = raw.get("max_length", 1), raw.get("buckets", ())
-    if not _are_sizes([longest]):
-        raise expected("raw", "a positive int as max_length", f"{longest!r}")
-    if not (_are_sizes(buckets) and list(buckets) == sorted(set(buckets))):
+    for name, of in {"ids": "words", "shape": "pixels"}.items():
+        if kind == of and not raw.get(name):
+            raise expected("raw", f"{name} for kind={of!r}", "none")
+    buckets = list(raw.get("buckets", ()))
+    if buckets != sorted(set(buckets)):
         raise expected("raw", "increasing lengths as buckets", f"{buckets!r}")
-
-
-def check_fits(raw: Raw, max_length: int) -> None:
-    """Raises ``ValueError`` unless a model of this length takes what is described."""
-    longest = max(raw.get("max_length", 1), *raw.get("buckets", ()), 1)
-    if longest > max_length:
-        needed = f"no length above the model's max_length={max_length}"
-        raise expected("raw", needed, longest)
-
-
-def _are_sizes(values: Any) -> TypeGuard[Sequence[int]]:
-    return isinstance(values, Sequence) and all(
-        isinstance(size, int) and size > 0 for size in values
-    )
 
 
 def reader(raw: Raw, max_length: int) -> Read:

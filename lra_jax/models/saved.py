@@ -33,7 +33,7 @@ from lra_jax.models.classifier import SequenceClassifier
 from lra_jax.models.config import ModelConfig, parse_options
 from lra_jax.models.language import CausalLM, LanguageModel, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
-from lra_jax.models.raw import IDS, Raw, Read, check_fits, check_raw, reader
+from lra_jax.models.raw import IDS, Raw, Read, check_raw, reader
 from lra_jax.models.tokens import AutoEncoder, TokenClassifier
 
 FILE = "model.safetensors"
@@ -195,8 +195,8 @@ def save(
     Raises:
       ValueError: another kind of model, one whose attention cannot be found by name or
         has arrays that are neither ``nnx.Param`` nor `Buffer`, an option or another
-        value that JSON cannot hold, a ``raw`` that is not such a description or does
-        not fit the model, or another file at ``NAME.json``. Nothing is written then.
+        value that JSON cannot hold, a ``raw`` that is not such a description, or
+        another file at ``NAME.json``. Nothing is written then.
 
     Examples:
       >>> import tempfile
@@ -227,7 +227,6 @@ def write(
     path = _path(file)
     check_raw(raw)
     kind = describe(model)
-    check_fits(raw, kind["encoder"]["max_length"])
     _check_variables(model)
     described: dict[str, Any] = {
         "model": kind,
