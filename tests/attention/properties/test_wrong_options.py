@@ -5,7 +5,7 @@ Every call is traced on shapes alone, so an error that only running would raise 
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,201 +16,143 @@ from lra_jax import attention
 
 from ..mechanisms import NAMES, STREAMS, fast_jit, inputs, jitted, keywords, run
 
-POSITIVE = (0, -3, 2.5, "2", True, [2], float("nan"))
-COUNT = (-1, 2.5, "2", True, float("nan"))
+NAN = float("nan")
+POSITIVE = (0, -3, 2.5, "2", True, [2], NAN)
+COUNT = (-1, 2.5, "2", True, NAN)
 CHOICE = ("no such", 3, None, ["dense"])
-REAL = (0, -1.0, float("nan"), float("inf"), "1", True, None)
+NAME = ("no such", 3, ["dense"])
+REAL = (0, -1.0, NAN, float("inf"), "1", True)
+EPS = (-1.0, NAN, float("inf"), "1", True, None, [1])
+SWITCH = ("yes", 1, None, NAN)
 ARRAY = ("text", 3, [[1.0]], np.ones(3, "float32"), np.ones((9, 9, 9), int))
 
-OPTIONS: dict[str, dict[str, tuple]] = {
-    "softmax": {"implementation": ("flash", 3), "block": POSITIVE},
-    "local": {"window": COUNT, "block": POSITIVE},
-    "longformer": {"window": COUNT, "global_tokens": COUNT},
-    "bigbird": {"block": POSITIVE, "num_random": COUNT, "seed": COUNT},
-    "sparse": {"stride": POSITIVE, "pattern": CHOICE, "max_length": POSITIVE},
-    "reformer": {
-        "chunk": POSITIVE,
-        "num_hashes": POSITIVE,
-        "num_buckets": (*POSITIVE, 3),
-        "seed": COUNT,
-        "max_length": POSITIVE,
-    },
-    "sinkhorn": {
-        "block": POSITIVE,
-        "iterations": COUNT,
-        "temperature": REAL,
-        "sort_kernel": (*ARRAY, None),
-        "sort_bias": ARRAY,
-    },
-    "synthesizer": {
-        "variant": CHOICE,
-        "first": (*ARRAY, None),
-        "first_bias": ARRAY,
-        "second": ARRAY,
-        "second_bias": ARRAY,
-    },
-    "linformer": {
-        "projection": CHOICE,
-        "window": (3,),
-        "key_projection": (*ARRAY, None),
-        "value_projection": ARRAY,
-        "key_bias": ARRAY,
-    },
-    "nystrom": {
-        "num_landmarks": POSITIVE,
-        "iterations": COUNT,
-        "initialisation": CHOICE,
-        "padding": CHOICE,
-        "conv_weight": (*ARRAY, np.ones((2, 2), "float32")),
-    },
-    "luna": {"memory": (*ARRAY, None)},
-    "gau": {
-        "scale": ARRAY,
-        "offset": ARRAY,
-        "relative_bias": ARRAY,
-        "activation": CHOICE,
-        "rotate": ("yes", 1, None),
-        "length": POSITIVE,
-    },
-}
-OPTIONS["flash"] = OPTIONS["gau"] | {"chunk": POSITIVE}
-# Options without a part in the weights, or none of its own.
-EPS = (-1.0, float("nan"), float("inf"), "1", True, None, [1])
-NAME = ("no such", 3, ["dense"])
-SWITCH = ("yes", 1, None, float("nan"))
-ATTENTION_ONLY: dict[str, dict[str, tuple]] = {
-    "linear": {"eps": EPS, "feature_map": NAME},
-    "cosformer": {
-        **{"eps": EPS, "reweight": SWITCH, "denominator": NAME, "feature_map": NAME},
-        "max_length": (0, -3, 3),
-    },
-    "flow": {
-        **{"eps": EPS, "extra_eps": EPS, "clip": (0, -1, float("nan"), "1", True)},
-        **{"competition": SWITCH, "allocation": SWITCH, "competition_axis": NAME},
-        "feature_map": NAME,
-    },
-    "norm": {"eps": EPS, "per_head": SWITCH, "norm": NAME, "feature_map": NAME},
-    "retention": {"eps": EPS, "rotate": SWITCH, "norm": NAME, "chunking": NAME},
-    "lightning": {"norm": NAME, "feature_map": NAME, "chunking": NAME},
-    "performer": {"hyperbolic": SWITCH, "scale": REAL[:-1], "kernel": NAME},
-    "gla": {"eps": EPS, "norm": NAME, "chunking": NAME},
-    "delta": {"eps": EPS, "norm": NAME, "beta_range": REAL, "feature_map": NAME},
-    "gated_delta": {
-        **{"eps": EPS, "norm": NAME, "beta_range": REAL, "chunking": NAME},
-        "feature_map": NAME,
-    },
-    "hgrn": {"eps": EPS, "norm": NAME, "scale": NAME},
-    "fnet": {"norm": CHOICE},
-    "linformer": {"value_bias": ARRAY},
-    "gau": {"gate": ARRAY},
-    "flash": {"gate": ARRAY},
-}
+# Each kind of wrong values, and what must be of that kind: an option of a mechanism's
+# attention and of its weights,
+OPTIONS = [
+    (POSITIVE, "local.block bigbird.block sparse.stride sparse.max_length"),
+    (POSITIVE, "reformer.chunk reformer.num_hashes reformer.max_length sinkhorn.block"),
+    (POSITIVE, "nystrom.num_landmarks gau.length flash.length flash.chunk"),
+    ((*POSITIVE, 3), "reformer.num_buckets"),
+    (COUNT, "local.window longformer.window longformer.global_tokens reformer.seed"),
+    (COUNT, "bigbird.num_random bigbird.seed sinkhorn.iterations nystrom.iterations"),
+    (CHOICE, "sparse.pattern synthesizer.variant linformer.projection nystrom.padding"),
+    (CHOICE, "nystrom.initialisation gau.activation flash.activation"),
+    ((*REAL, None), "sinkhorn.temperature"),
+    (ARRAY, "sinkhorn.sort_bias synthesizer.first_bias synthesizer.second"),
+    (ARRAY, "synthesizer.second_bias linformer.value_projection linformer.key_bias"),
+    (ARRAY, "nystrom.conv_weight gau.scale gau.offset gau.relative_bias"),
+    (ARRAY, "flash.scale flash.offset flash.relative_bias"),
+    ((*ARRAY, None), "sinkhorn.sort_kernel synthesizer.first luna.memory"),
+    ((*ARRAY, None), "linformer.key_projection"),
+    (SWITCH, "gau.rotate flash.rotate"),
+]
+# of its attention and of its stream,
+OF_THE_OUTPUT = [
+    (POSITIVE, "softmax.block"),
+    (NAME[:2], "softmax.implementation"),
+    (EPS, "linear.eps cosformer.eps flow.eps flow.extra_eps norm.eps retention.eps"),
+    (EPS, "gla.eps delta.eps gated_delta.eps hgrn.eps"),
+    (NAME, "linear.feature_map cosformer.feature_map flow.feature_map"),
+    (NAME, "norm.feature_map lightning.feature_map delta.feature_map"),
+    (NAME, "gated_delta.feature_map performer.kernel cosformer.denominator hgrn.scale"),
+    (NAME, "norm.norm retention.norm lightning.norm gla.norm delta.norm hgrn.norm"),
+    (NAME, "gated_delta.norm flow.competition_axis retention.chunking"),
+    (NAME, "lightning.chunking gla.chunking gated_delta.chunking"),
+    (SWITCH, "cosformer.reweight flow.competition flow.allocation norm.per_head"),
+    (SWITCH, "retention.rotate performer.hyperbolic"),
+    ((0, -3, 3), "cosformer.max_length"),
+    ((0, -1, NAN, "1", True), "flow.clip"),
+    (REAL, "performer.scale"),
+    ((*REAL, None), "delta.beta_range gated_delta.beta_range"),
+    (CHOICE, "fnet.norm"),
+    (ARRAY, "linformer.value_bias gau.gate flash.gate"),
+]
+# and an argument of its parameters.
+PARAMETERS = [
+    (POSITIVE, "linformer.max_length linformer.num_heads linformer.head_dim"),
+    (POSITIVE, "linformer.features nystrom.num_heads synthesizer.max_length"),
+    (POSITIVE, "synthesizer.num_heads synthesizer.head_dim synthesizer.rank"),
+    (POSITIVE, "sinkhorn.max_length sinkhorn.num_heads sinkhorn.head_dim"),
+    (POSITIVE, "sinkhorn.block luna.num_heads luna.head_dim luna.slots"),
+    (POSITIVE, "gau.num_heads gau.head_dim flash.num_heads flash.head_dim"),
+    ((*POSITIVE, 4), "nystrom.conv_kernel"),
+    (CHOICE, "linformer.sharing linformer.projection synthesizer.variant"),
+]
 SIZES = {"max_length": 8, "num_heads": 2, "head_dim": 4}
-PARAMETERS: dict[str, dict[str, tuple]] = {
-    "linformer": dict.fromkeys((*SIZES, "features"), POSITIVE)
-    | {"sharing": CHOICE, "projection": CHOICE},
-    "nystrom": {"num_heads": POSITIVE, "conv_kernel": (*POSITIVE, 4)},
-    "synthesizer": dict.fromkeys((*SIZES, "rank"), POSITIVE) | {"variant": CHOICE},
-    "sinkhorn": dict.fromkeys((*SIZES, "block"), POSITIVE),
-    "luna": dict.fromkeys(("num_heads", "head_dim", "slots"), POSITIVE),
-    "gau": dict.fromkeys(("num_heads", "head_dim"), POSITIVE),
-    "flash": dict.fromkeys(("num_heads", "head_dim"), POSITIVE),
-}
-LAYOUTS = {"query_dim": POSITIVE, "expansion": (*REAL, 1.3)}
-
-
-def _cases(table: dict[str, dict[str, tuple]]) -> Iterator[Any]:
-    for name, options in table.items():
-        for option in options:
-            yield pytest.param(name, option, id=f"{name}-{option}")
-
-
-def _refused(call, option: str, bad: object) -> None:
-    with pytest.raises(ValueError) as caught:
-        jax.eval_shape(call)
-    said = str(caught.value)
-    assert said.startswith(f"{option}: expected "), f"{bad!r}: {said}"
-    assert ", got " in said and "\n" not in said, f"{bad!r}: {said}"
-
-
 Q, K, V = inputs(1)
 
 
-def _given(name: str, option: str, bad: object) -> dict[str, Any]:
-    given = keywords(name, 2, 4) | {option: bad}
-    if (name, option) == ("local", "block"):
-        del given["window"]
-    if (name, option) == ("sparse", "max_length"):
-        del given["stride"]
-    return given
+def _each(table: list[tuple[tuple, str]]) -> Iterator[Any]:
+    for wrong, words in table:
+        for word in words.split():
+            name, _, option = word.partition(".")
+            yield pytest.param(name, option, wrong, id=f"{name}-{option}")
 
 
-@pytest.mark.parametrize(("name", "option"), _cases(OPTIONS))
-def test_options(name: str, option: str) -> None:
-    for bad in OPTIONS[name][option]:
-        given = _given(name, option, bad)
-        call = functools.partial(getattr(attention, f"{name}_attention"), **given)
-        weights = functools.partial(getattr(attention, f"{name}_weights"), **given)
-        _refused(lambda call=call: call(Q, K, V), option, bad)
-        if (name, option) not in (("softmax", "implementation"), ("softmax", "block")):
-            _refused(lambda weights=weights: weights(Q, K), option, bad)
+def _assert_refused(call: Callable[..., Any], option: str, wrong: tuple) -> None:
+    """``call(option=value)`` names the option and the value, for each wrong value."""
+    for value in wrong:
+        with pytest.raises(ValueError) as caught:
+            jax.eval_shape(functools.partial(call, **{option: value}))
+        message = str(caught.value)
+        assert message.startswith(f"{option}: expected "), f"{value!r}: {message}"
+        assert ", got " in message and "\n" not in message, f"{value!r}: {message}"
+
+
+def _usual(name: str, option: str) -> dict[str, Any]:
+    """The mechanism's keywords, but not one that stands in place of the option."""
+    instead = {("local", "block"): "window", ("sparse", "max_length"): "stride"}
+    usual = {**keywords(name, 2, 4)}
+    usual.pop(instead.get((name, option), ""), None)
+    return usual
+
+
+@pytest.mark.parametrize(("name", "option", "wrong"), _each(OPTIONS))
+def test_options(name: str, option: str, wrong: tuple) -> None:
+    for part, arrays in (("attention", (Q, K, V)), ("weights", (Q, K))):
+        function = getattr(attention, f"{name}_{part}")
+        call = functools.partial(function, *arrays, **_usual(name, option))
+        _assert_refused(call, option, wrong)
+
+
+@pytest.mark.parametrize(("name", "option", "wrong"), _each(OF_THE_OUTPUT))
+def test_options_of_the_output_alone(name: str, option: str, wrong: tuple) -> None:
+    """Of a function, and of its stream if it takes them."""
+    for part in ("attention", "prefill")[: 1 + (name in STREAMS)]:
+        function = getattr(attention, f"{name}_{part}")
+        if part == "attention" or option in inspect.signature(function).parameters:
+            more = keywords(name, 2, 4)
+            if (name, part) == ("softmax", "prefill"):
+                more = {"max_length": 8}
+            _assert_refused(functools.partial(function, Q, K, V, **more), option, wrong)
+
+
+@pytest.mark.parametrize(("name", "option", "wrong"), _each(PARAMETERS))
+def test_options_of_parameters(name: str, option: str, wrong: tuple) -> None:
+    make = getattr(attention, f"{name}_parameters")
+    key = jax.random.key(0)
+    _assert_refused(lambda **more: make(key, **SIZES | more), option, wrong)
+
+
+def test_other_sizes() -> None:
+    for name in ("gau", "flash"):
+        layout = functools.partial(getattr(attention, f"{name}_layout"), 64)
+        _assert_refused(layout, "query_dim", POSITIVE)
+        _assert_refused(layout, "expansion", (*REAL, None, 1.3))
+    sizes = {"batch_size": 2, "num_heads": 2, "head_dim": 4, "max_length": 8}
+    for option in ("batch_size", "num_heads", "head_dim", "value_dim"):
+        start = functools.partial(attention.softmax_init, **sizes)
+        _assert_refused(start, option, POSITIVE)
+    for projection in ("mean", "max"):
+        pool = functools.partial(attention.linformer_attention, projection=projection)
+        _assert_refused(functools.partial(pool, Q, K, V), "window", (*POSITIVE, None))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_is_causal(name: str) -> None:
     """A word would count as True."""
-    for bad in ("no", 1, None):
-        _refused(lambda bad=bad: run(name)(Q, K, V, is_causal=bad), "is_causal", bad)
-
-
-def _of_the_output() -> Iterator[tuple[str, str, str]]:
-    """Options that the weights do not have, of a function and of its stream."""
-    for name, options in ATTENTION_ONLY.items():
-        functions = ("attention", "prefill") if name in STREAMS else ("attention",)
-        for function in functions:
-            taken = inspect.signature(getattr(attention, f"{name}_{function}"))
-            for option in options:
-                if function == "attention" or option in taken.parameters:
-                    yield name, function, option
-
-
-@pytest.mark.parametrize(("name", "function", "option"), _of_the_output())
-def test_options_of_the_output_alone(name: str, function: str, option: str) -> None:
-    for bad in ATTENTION_ONLY[name][option]:
-        given = keywords(name, 2, 4) | {option: bad}
-        call = functools.partial(getattr(attention, f"{name}_{function}"), **given)
-        _refused(lambda call=call: call(Q, K, V), option, bad)
-
-
-@pytest.mark.parametrize("projection", ["mean", "max"])
-def test_windows_of_pooling(projection: str) -> None:
-    call = functools.partial(attention.linformer_attention, projection=projection)
-    for bad in (*POSITIVE, None):
-        _refused(lambda bad=bad: call(Q, K, V, window=bad), "window", bad)
-
-
-@pytest.mark.parametrize(("name", "option"), _cases(PARAMETERS))
-def test_options_of_parameters(name: str, option: str) -> None:
-    make = getattr(attention, f"{name}_parameters")
-    for bad in PARAMETERS[name][option]:
-        given = SIZES | {option: bad}
-        _refused(lambda given=given: make(jax.random.key(0), **given), option, bad)
-
-
-@pytest.mark.parametrize("option", LAYOUTS)
-@pytest.mark.parametrize("name", ["gau", "flash"])
-def test_options_of_layouts(name: str, option: str) -> None:
-    layout = getattr(attention, f"{name}_layout")
-    for bad in LAYOUTS[option]:
-        _refused(lambda bad=bad: layout(64, **{option: bad}), option, bad)
-
-
-@pytest.mark.parametrize("option", ["batch_size", "num_heads", "head_dim", "value_dim"])
-def test_sizes_of_a_softmax_stream(option: str) -> None:
-    sizes = {"batch_size": 2, "num_heads": 2, "head_dim": 4, "max_length": 8}
-    for bad in POSITIVE:
-        given = sizes | {option: bad}
-        _refused(lambda given=given: attention.softmax_init(**given), option, bad)
+    call = functools.partial(run(name), Q, K, V)
+    _assert_refused(call, "is_causal", ("no", 1, None))
 
 
 def test_weights_say_which_options_they_take() -> None:
@@ -232,25 +174,18 @@ def test_misspelt_options_of_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("misspelt", "near"),
-    [("is_casual", "is_causal"), ("maks", "mask")],
-)
-def test_misspelt_keywords(name: str, misspelt: str, near: str) -> None:
-    q, k, v = inputs(3, query_length=7)
-    for call, arrays in (
-        (getattr(attention, f"{name}_attention"), (q, k, v)),
-        (getattr(attention, f"{name}_weights"), (q, k)),
-    ):
-        with pytest.raises(ValueError) as caught:
-            call(*arrays, **{misspelt: None})
-        assert f"{misspelt}: expected a keyword of {name}_" in str(caught.value)
-        assert f"did you mean {near!r}?" in str(caught.value)
+def test_misspelt_keywords(name: str) -> None:
+    for part, arrays in (("attention", (Q, K, V)), ("weights", (Q, K))):
+        call = getattr(attention, f"{name}_{part}")
+        for misspelt, near in (("is_casual", "is_causal"), ("maks", "mask")):
+            with pytest.raises(ValueError) as caught:
+                call(*arrays, **{misspelt: None})
+            assert f"{misspelt}: expected a keyword of {name}_" in str(caught.value)
+            assert f"did you mean {near!r}?" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_keywords_of_flax_are_ignored(name: str) -> None:
-    q, k, v = inputs(3, query_length=7)
     more = {"deterministic": True, "dropout_rng": None, "module": None}
     call = fast_jit(functools.partial(run(name), **more))
-    np.testing.assert_array_equal(call(q, k, v), jitted(name)(q, k, v))
+    np.testing.assert_array_equal(call(Q, K, V), jitted(name)(Q, K, V))
