@@ -30,16 +30,15 @@ def call(name: str, implementation: str = "pallas", **more: Any) -> Any:
     return functools.partial(function, implementation=implementation, **kernel | more)
 
 
-def pulled_back(function: Any, arrays: Any, weights: Any) -> Any:
+def pulled_back(function: Any, arrays: Any, weights: Any) -> tuple:
     """The output and the gradients of its weighted sum."""
 
     @fast_jit
-    def both(*arrays):
+    def both(*arrays: jax.Array) -> tuple:
         out, pullback = jax.vjp(function, *arrays)
-        return out, pullback(weights.astype(out.dtype))
+        return out, *pullback(jnp.asarray(weights, out.dtype))
 
-    out, slopes = both(*arrays)
-    return out, *slopes
+    return both(*arrays)
 
 
 def compare(name: str, arrays: Any, tolerance: float = 2e-6, **more: Any) -> None:

@@ -20,7 +20,6 @@ from ..mechanisms import (
     assert_rejects,
     extremes,
     fast_jit,
-    init,
     inputs,
     jitted,
     pulled_back,
@@ -28,12 +27,9 @@ from ..mechanisms import (
     steps,
     weights,
 )
-from ..mechanisms import inputs as drawn
 
-PADDED = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 # Scattered, and on the left.
 SIDES = np.array([[0, 1, 0, 0, 1, 1, 0], [0, 0, 1, 1, 1, 1, 1]], bool)
-Q, K, V = inputs(2, query_length=5)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -146,68 +142,43 @@ WITHOUT = (
     {"allocation": False},
     {"competition": False, "allocation": False},
 )
+OPTIONS = ({}, {"clip": 1.0}, {"clip": None}, {"allocation": False, "clip": None})
 
 
-def arrays(seed: int, **sizes: int) -> list[Any]:
-    return list(drawn(seed, **sizes))
+@pytest.mark.parametrize("options", [*OPTIONS, *WITHOUT], ids=str)
+@pytest.mark.parametrize("form", ["full", "causal"])
+def test_output_weights_and_terms(form: str, options: dict[str, Any]) -> None:
+    q, k, v = inputs(1, query_length=6 if form == "full" else 7)
+    masks: Any = {"mask": MASK} | ({"query_mask": ROWS} if form == "full" else {})
+    given = {"is_causal": form == "causal"} | masks | options
 
+    @fast_jit
+    def each(q, k, v):
+        out = attention.flow_attention(q, k, v, chunking=SMALL, **given)
+        weights = attention.flow_weights(q, k, **given)
+        return out, weights, attention.flow_terms(q, k, **given)
 
-def forms(**options: Any) -> Any:
-    """Output, weights and terms of both kinds, compiled."""
-
-    def call(query, key, value, mask, query_mask=None):
-        given = options | {"mask": mask, "query_mask": query_mask}
-        out = attention.flow_attention(query, key, value, chunking=SMALL, **given)
-        weights = attention.flow_weights(query, key, **given)
-        return out, weights, attention.flow_terms(query, key, **given)
-
-    return fast_jit(call)
-
-
-def check_terms(terms: attention.FlowTerms, options: dict, mask: np.ndarray) -> None:
+    out, weights, terms = each(q, k, v)
+    dense_form = formula if form == "full" else causal_formula
+    assert_close(out, dense_form(q, k, v, **masks, **options))
+    assert_close(np.einsum("bnts,bsnv->btnv", weights, v), out)
     if not options.get("competition", True):
-        ones = np.broadcast_to(mask[..., None], terms.competition.shape)
+        ones = np.broadcast_to(MASK[..., None], terms.competition.shape)
         np.testing.assert_array_equal(terms.competition, ones)
     if not options.get("allocation", True):
         assert (np.asarray(terms.allocation) == 1).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"clip": 1.0}, {"clip": None}, *WITHOUT])
-def test_output_weights_and_terms(options: dict[str, Any]) -> None:
-    q, k, v = arrays(1, query_length=6)
-    out, weights, terms = forms(**options)(q, k, v, MASK, ROWS)
-    assert_close(out, formula(q, k, v, MASK, ROWS, **options))
-    assert_close(np.einsum("bnts,bsnv->btnv", weights, v), out)
-    check_terms(terms, options, MASK)
-
-
-@pytest.mark.parametrize("clip", [1.0, None])
-@pytest.mark.parametrize("options", [{}, *WITHOUT])
-def test_output_weights_and_terms_if_causal(
-    options: dict[str, bool], clip: float | None
-) -> None:
-    q, k, v = arrays(2)
-    out, weights, terms = forms(is_causal=True, clip=clip, **options)(q, k, v, MASK)
-    assert_close(out, causal_formula(q, k, v, MASK, clip=clip, **options))
-    assert_close(np.einsum("bnts,bsnv->btnv", weights, v), out)
-    check_terms(terms, options, MASK)
-
-
-@pytest.mark.parametrize("options", WITHOUT)
-def test_streams_without_a_part(options: dict[str, bool]) -> None:
-    q, k, v = arrays(3)
+@pytest.mark.parametrize("options", [*WITHOUT, {"clip": 0.4, "eps": 1e-2}], ids=str)
+def test_options_reach_the_stream(options: dict[str, Any]) -> None:
+    q, k, v = inputs(3)
 
     @fast_jit
     def streamed(q, k, v):
-        out, state = attention.flow_prefill(
-            *(x[:, :3] for x in (q, k, v)), chunking=SMALL, **options
-        )
-        outs = [out]
-        for at in range(3, 7):
-            one = (x[:, at] for x in (q, k, v))
-            out, state = attention.flow_step(state, *one, **options)
-            outs.append(out[:, None])
-        return jnp.concatenate(outs, 1)
+        first = (x[:, :3] for x in (q, k, v))
+        out, state = attention.flow_prefill(*first, chunking=SMALL, **options)
+        rest = [x[:, 3:] for x in (q, k, v)]
+        return jnp.concatenate([out, steps("flow", state, *rest, **options)[0]], 1)
 
     assert_close(streamed(q, k, v), causal_formula(q, k, v, **options))
 
@@ -215,7 +186,7 @@ def test_streams_without_a_part(options: dict[str, bool]) -> None:
 @pytest.mark.parametrize("options", [{}, *WITHOUT, {"competition_axis": "heads"}])
 def test_slices_of_a_sequence(options: dict[str, Any]) -> None:
     """Four devices' parts, here the samples of a named axis."""
-    given = arrays(4, query_length=8, length=8)
+    given = inputs(4, query_length=8, length=8)
     mask = np.arange(8)[None] < np.array([[8], [5]])
 
     @fast_jit
@@ -229,24 +200,10 @@ def test_slices_of_a_sequence(options: dict[str, Any]) -> None:
     assert_close(sliced(*given, mask, mask), fast_jit(whole)(*given, mask=mask))
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_the_default_is_the_softmax_of_the_paper(is_causal: bool) -> None:
-    q, k, v = arrays(5)
-
-    @fast_jit
-    def three(q, k, v):
-        call = functools.partial(attention.flow_attention, q, k, v, is_causal=is_causal)
-        return call(), call(clip=None), call(clip=1.0)
-
-    default, paper, core = three(q, k, v)
-    assert_close(default, paper, 1e-6)
-    assert np.abs(np.asarray(default) - np.asarray(core)).max() > 1e-2
-
-
 @pytest.mark.parametrize("clips", [(30.0, None), (None, 30.0), (30.0, 50.0)])
 def test_a_stream_may_change_its_clip(clips: tuple[float | None, ...]) -> None:
     """With a small clip its state has no largest logit; both kinds read both."""
-    q, k, v = arrays(6)
+    q, k, v = inputs(6)
 
     @fast_jit
     def both(q, k, v):
@@ -261,9 +218,9 @@ def test_a_stream_may_change_its_clip(clips: tuple[float | None, ...]) -> None:
 @pytest.mark.parametrize("clip", [30.0, 1.0])
 def test_logits_at_the_clip(clip: float) -> None:
     """Sources after many without features: flows of thousands, and exact gradients."""
-    q, k, v = arrays(7, query_length=70, length=70)
+    q, k, v = inputs(7, query_length=70, length=70)
     k[:, :30] -= 12.0
-    cotangent = arrays(8, query_length=70, length=70)[2]
+    cotangent = inputs(8, query_length=70, length=70)[2]
 
     def outcome(dtype: str) -> list[jax.Array]:
         @jax.jit
@@ -343,46 +300,26 @@ def test_flow_queries_are_hidden_with_the_keys_unless_said_otherwise() -> None:
     assert own[0, 2].any() and not np.asarray(call(q, k, v, mask))[0, 2].any()
 
 
-def test_flow_options_reach_the_stream() -> None:
-    arrays = inputs(8)
-    options = {"clip": 0.4, "eps": 1e-2}
-
-    @fast_jit
-    def both(arrays):
-        by_steps = steps("flow", init("flow", 2, 2, 4), *arrays, **options)[0]
-        return by_steps, run("flow", "causal", **options)(*arrays)
-
-    assert_close(*both(arrays))
-
-
-def test_features_of_another_width() -> None:
-    def wide(x):
-        return jnp.concatenate([jax.nn.relu(x), jax.nn.relu(-x)], -1)
-
-    state = init("flow", 2, 2, 4, feature_map=wide)
-    assert state.sums.summary.shape == (2, 2, 8, 4)
-    call = functools.partial(steps, "flow", feature_map=wide)
-    assert jax.eval_shape(call, state, *inputs(9))[0].shape == (2, 7, 2, 4)
-
-
-def test_flow_names_its_query_mask() -> None:
-    mask = np.ones((2, 7), bool)
-    assert_rejects(
-        lambda: run("flow")(Q, K, V, query_mask=mask), "query_mask: ", "(2, 7)"
-    )
-
-
-def test_causal_flow_competes_among_sources_only() -> None:
-    keywords = {"is_causal": True, "competition_axis": "heads"}
-    parts = ("competition_axis: expected 'source'", "'heads'")
-    assert_rejects(lambda: run("flow")(K, K, V, **keywords), *parts)
-    assert_rejects(lambda: weights("flow")(K, K, **keywords), *parts)
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"query_mask": np.ones((3, 7), bool)}, ("query_mask: ", "(3, 7)")),
+        (
+            {"is_causal": True, "competition_axis": "heads"},
+            ("competition_axis: expected 'source'", "'heads'"),
+        ),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], parts: tuple) -> None:
+    q, k, v = inputs(2)
+    assert_rejects(lambda: run("flow")(q, k, v, **options), *parts)
+    assert_rejects(lambda: weights("flow")(q, k, **options), *parts)
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["whole", "causal"])
 def test_no_features_no_gradient(is_causal: bool) -> None:
     """Without eps nothing flows where features are zero: no 0 / 0."""
-    q, k, v = drawn(12, query_length=7, length=7)
+    q, k, v = inputs(12, query_length=7, length=7)
     q, k = (np.where(np.arange(7)[None, :, None, None] < 3, 0, x) for x in (q, k))
     options = {"feature_map": "relu", "eps": 0.0, "is_causal": is_causal}
     both = pulled_back(functools.partial(run("flow"), **options))
@@ -398,7 +335,7 @@ DIRECTION = np.random.default_rng(13).normal(size=(1, 80, 2, 16))
 
 def extremes_of_relu() -> dict[str, Any]:
     """`extremes`, and positions as far apart as float32 lets them be."""
-    q, k, v = drawn(10, **LONG)
+    q, k, v = inputs(10, **LONG)
     scattered = np.random.default_rng(11).integers(0, 2, (2, 1, 80, 1, 1))
     one, two = np.where(scattered, 1e18, 1e-18).astype("float32")
     mixed = {
