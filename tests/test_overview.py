@@ -98,6 +98,6 @@ def test_the_package_finds_its_folders_when_they_are_named():
         "lra_jax.atention"
     )
     done = helpers.run("-c", code)
-    wanted = ["False True", "linear_attention lra_jax.models"]
-    assert done.stdout.splitlines() == wanted, done.stderr
+    expected = ["False True", "linear_attention lra_jax.models"]
+    assert done.stdout.splitlines() == expected, done.stderr
     assert "no attribute 'atention'" in done.stderr

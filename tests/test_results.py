@@ -81,8 +81,8 @@ def test_the_pages_quote_costs_beside_linear_attention() -> None:
     for name in ("gla", "delta"):
         ratios = [x / y for x, y in zip(times[name], times["linear"], strict=True)]
         low, high = (f"{ratios[place]:.0f}" for place in (0, -1))
-        wanted = f"{low} to {high} times as long as linear attention"
-        assert wanted in _words("explained")
+        expected = f"{low} to {high} times as long as linear attention"
+        assert expected in _words("explained")
 
 
 def test_the_floor_of_a_step_has_its_roofline() -> None:

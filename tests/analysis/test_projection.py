@@ -52,8 +52,8 @@ def test_the_error_is_that_of_its_formula() -> None:
     for head in range(3):
         for column in range(6):
             exact = weights[head] @ values[head, :, column]
-            wanted = np.linalg.norm(off[head, :, column]) / np.linalg.norm(exact)
-            assert found[head, column] == pytest.approx(wanted)
+            expected = np.linalg.norm(off[head, :, column]) / np.linalg.norm(exact)
+            assert found[head, column] == pytest.approx(expected)
     assert (projection_error(weights * 0, values, 4) == 0).all()
 
 

@@ -64,8 +64,8 @@ def test_every_kind_of_part_and_then_none_again(tmp_path, monkeypatch, capsys) -
     assert read(tmp_path) == values
     with pytest.raises(SystemExit) as stop:
         benchmark.main([*command, "--heads=1"])
-    wanted = ("--out: expected a new folder", "of another settings")
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *wanted)
+    expected = ("--out: expected a new folder", "of another settings")
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *expected)
 
 
 def test_a_part_that_ends_badly_costs_itself_alone(tmp_path, monkeypatch) -> None:

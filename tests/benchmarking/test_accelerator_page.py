@@ -64,7 +64,7 @@ def test_the_page(tmp_path) -> None:
     values = {"command": "python -m x", "commit": "c0ffee", "device": "1 x H200"}
     values |= {"versions": {"jax": "1.2"}, "complete": False, "parts": listed}
     text = accelerator_page.make(values, tmp_path).markdown()
-    for wanted in (
+    for expected in (
         "# lra_jax on 1 x H200",
         "failed: ended by SIGSEGV: x (9 s)",
         "5.600 bits per byte",
@@ -77,7 +77,7 @@ def test_the_page(tmp_path) -> None:
         "0.5 (4x)",
         "(cudnn)",
     ):
-        assert wanted in text, text
+        assert expected in text, text
 
 
 @pytest.mark.parametrize("name", ["h100", "h200"])

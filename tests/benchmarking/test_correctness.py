@@ -53,9 +53,9 @@ def test_kernels_are_compared_with_padding_too(tmp_path) -> None:
 
 
 def test_errors_of_late_positions_are_not_small_beside_the_first() -> None:
-    wanted = np.ones((1, 130, 1, 4))
-    wanted[:, 64:] = 0.01
-    got = wanted.copy()
+    expected = np.ones((1, 130, 1, 4))
+    expected[:, 64:] = 0.01
+    got = expected.copy()
     got[:, 129] *= 1.1
-    assert correctness.relative_error(got, wanted) == pytest.approx(1e-3)
-    assert correctness.output_error(got, wanted) == pytest.approx(0.1)
+    assert correctness.relative_error(got, expected) == pytest.approx(1e-3)
+    assert correctness.output_error(got, expected) == pytest.approx(0.1)

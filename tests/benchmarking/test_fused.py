@@ -26,9 +26,9 @@ def test_blocks_are_softmax_attention(masked: bool, is_causal: bool) -> None:
         out, pullback = jax.vjp(call, query, key, value)
         return out, pullback(cotangent)
 
-    wanted = both(softmax_attention, implementation="dense")
+    expected = both(softmax_attention, implementation="dense")
     got = both(fused_softmax_attention, implementation="blocks")
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
 
 

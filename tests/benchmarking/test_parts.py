@@ -9,7 +9,7 @@ from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, timing
 
 
 @pytest.mark.parametrize(
-    ("script", "seconds", "wanted"),
+    ("script", "seconds", "expected"),
     [
         ("print('fine')", 60, None),
         (
@@ -21,9 +21,9 @@ from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, timing
         ("import time; time.sleep(60)", 0.2, "ended after 0.2 s, its time limit"),
     ],
 )
-def test_how_a_process_ends(tmp_path, script, seconds, wanted) -> None:
+def test_how_a_process_ends(tmp_path, script, seconds, expected) -> None:
     command = [sys.executable, "-c", script]
-    assert parts.run(command, {}, tmp_path / "log", seconds) == wanted
+    assert parts.run(command, {}, tmp_path / "log", seconds) == expected
 
 
 def test_processes_leave_memory_on_the_device_alone(tmp_path, monkeypatch) -> None:

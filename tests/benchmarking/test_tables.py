@@ -167,8 +167,8 @@ def test_the_view_of_decoding_says_where_it_crosses_softmax() -> None:
         for length, time in zip((1000, 2000, 4000), costs, strict=True)
     ]
     # From twice softmax's time to 2^-0.5 of it: two thirds of the way.
-    wanted = f"{round(1000 * 2 ** (2 / 3)):,}"
+    expected = f"{round(1000 * 2 ** (2 / 3)):,}"
     text = view("decode", rows)
-    assert re.search(rf"linear +\| +{wanted} +\| +not up to 4,000", text)
+    assert re.search(rf"linear +\| +{expected} +\| +not up to 4,000", text)
     assert re.search(r"flow +\| +below 1,000", text)
     assert re.search(r"gla +\| +not up to 4,000", text)

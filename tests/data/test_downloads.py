@@ -20,14 +20,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
     cut: int | None = None
 
     def do_GET(self):
-        wanted = self.headers.get("Range")
-        type(self).requests.append(wanted)
+        expected = self.headers.get("Range")
+        type(self).requests.append(expected)
         if self.path != "/archive":
             self.send_error(403)
             return
         start = 0
-        if wanted is not None and self.ranges:
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        if expected is not None and self.ranges:
+            start = int(expected.removeprefix("bytes=").removesuffix("-"))
         if start >= len(self.content):
             self.send_error(416)
             return

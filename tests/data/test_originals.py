@@ -402,8 +402,8 @@ def test_images_of_another_size(tmp_path):
         folder = originals.token_files(
             tmp_path / str(pixels), {".src": [[7] * pixels]}, [0]
         )
-        wanted = rf"train\.src, line 1: expected 1024 integers, got {pixels}$"
-        with pytest.raises(ValueError, match=wanted):
+        expected = rf"train\.src, line 1: expected 1024 integers, got {pixels}$"
+        with pytest.raises(ValueError, match=expected):
             image.prepare(tmp_path / "data", path=folder)
 
 

@@ -70,9 +70,9 @@ def test_tokens_of_each_step_of_both_kinds_of_stages():
     cut, whole = LengthWarmup.parse("3:0.25", 8), Curriculum.parse("5:0.5", 8)
     before = [tokens_before(LENGTHS, step, cut=cut, whole=whole) for step in range(9)]
     short = LENGTHS[LENGTHS <= 5]
-    wanted = [np.minimum(short, 3).mean()] * 2 + [short.mean()] * 2
-    wanted += [LENGTHS.mean()] * 4
-    np.testing.assert_allclose(np.diff(before), wanted)
+    expected = [np.minimum(short, 3).mean()] * 2 + [short.mean()] * 2
+    expected += [LENGTHS.mean()] * 4
+    np.testing.assert_allclose(np.diff(before), expected)
 
 
 def test_stages_end_at_fractions_of_the_run():

@@ -126,10 +126,10 @@ def test_the_places_of_queries_follow_the_power_law():
         *(rng, length, pairs, count), vocab_size=64, power=power, noise=False
     )
     asked = drawn.tokens[:, 2 * pairs :: 2] == drawn.tokens[:, :1]
-    wanted = np.arange(1, 11) ** (power - 1.0)
-    wanted /= wanted.sum()
-    error = np.sqrt(wanted * (1 - wanted) / count)
-    assert (np.abs(asked.mean(0) - wanted) < 4.5 * error).all()
+    expected = np.arange(1, 11) ** (power - 1.0)
+    expected /= expected.sum()
+    error = np.sqrt(expected * (1 - expected) / count)
+    assert (np.abs(asked.mean(0) - expected) < 4.5 * error).all()
 
 
 @pytest.mark.parametrize("choices", [40, 4095])
@@ -147,7 +147,7 @@ def test_recall(task):
         for tokens, answers in rows(data, split):
             assert len(tokens) == 127
             book: dict[int, int] = {}
-            wanted = {}
+            expected = {}
             for place in range(0, 127, 2):
                 key = tokens[place]
                 is_noise.append(key >= 16)
@@ -157,12 +157,12 @@ def test_recall(task):
                 assert key < 8 <= value < 16
                 assert book.get(key, value) == value
                 if key in book:
-                    wanted[place] = value
+                    expected[place] = value
                 book[key] = value
-            assert 126 in wanted
+            assert 126 in expected
             if split == "train":
-                wanted = dict(enumerate([*tokens[1:], answers[126]]))
-            assert answers == wanted
+                expected = dict(enumerate([*tokens[1:], answers[126]]))
+            assert answers == expected
     share = 0.2 if task == "mad-noisy-recall" else 0
     # All but the last pair of 64, and one that is real, may be noise.
     assert np.mean(is_noise) == pytest.approx(share * 62 / 64, abs=0.01)
@@ -178,7 +178,7 @@ def test_fuzzy_recall(vocab_size):
         full = [*tokens, answers[127]]
         start = next(i for i, token in enumerate(full) if token != last_token)
         assert set(full[:start]) <= {last_token}
-        book, wanted, place, last = {}, {}, start, False
+        book, expected, place, last = {}, {}, start, False
         while place < 129:
             key = tuple(full[place : place + 3])
             assert len(set(key)) == 3 and max(key) < half
@@ -189,11 +189,11 @@ def test_fuzzy_recall(vocab_size):
             assert book.get(key, value) == value
             sizes.append(len(value))
             if key in book:
-                wanted |= {place + 2 + i: token for i, token in enumerate(value)}
+                expected |= {place + 2 + i: token for i, token in enumerate(value)}
             last, book[key] = key in book, value
             place += 3 + len(value)
         assert last  # The last key was there before.
-        assert answers == wanted
+        assert answers == expected
     assert np.bincount(sizes)[1:] / len(sizes) == pytest.approx([1 / 3] * 3, abs=0.03)
     for tokens, answers in rows(data, "train"):
         assert answers == dict(enumerate([*tokens[1:], answers[127]]))

@@ -25,9 +25,9 @@ def test_vectors_and_probabilities():
     first = log_softmax(np.concatenate([x @ every[:5].T, clusters], 1), 1)
     second = log_softmax(x @ every[5:12].T, 1) + first[:, 5:6]
     third = log_softmax(x @ every[12:].T, 1) + first[:, 6:7]
-    wanted = np.concatenate([first[:, :5], second, third], 1)
+    expected = np.concatenate([first[:, :5], second, third], 1)
     got = layer.log_probabilities(jnp.asarray(x))
-    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
     np.testing.assert_allclose(np.exp(got).sum(1), 1, atol=1e-5)
 
 
@@ -42,9 +42,9 @@ def test_ids_beyond_the_vocabulary_give_nan():
 
     (_, out), gradients = nnx.value_and_grad(loss, has_aux=True)(layer)
     assert jnp.isnan(out).all(-1).tolist() == [[False, True, True]]
-    found, wanted = gradients["tables"][1], layer.matrices[1][...].sum(1)
+    found, expected = gradients["tables"][1], layer.matrices[1][...].sum(1)
     np.testing.assert_allclose(found[...][:2], 0)
-    np.testing.assert_allclose(found[...][2], wanted, rtol=0.02)
+    np.testing.assert_allclose(found[...][2], expected, rtol=0.02)
 
 
 def test_a_language_model_with_rare_words():

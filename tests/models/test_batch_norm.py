@@ -95,8 +95,8 @@ def test_gradients_are_those_of_finite_differences():
     with jax.enable_x64(True):
         x, way = RNG.normal(size=(2, 2, 4, 3))
         ahead, behind = (loss(x + step * way) for step in (1e-5, -1e-5))
-        wanted = (ahead - behind) / 2e-5
-        np.testing.assert_allclose((jax.grad(loss)(x) * way).sum(), wanted, rtol=1e-7)
+        expected = (ahead - behind) / 2e-5
+        np.testing.assert_allclose((jax.grad(loss)(x) * way).sum(), expected, rtol=1e-7)
 
 
 @pytest.mark.parametrize("real", [0, 1])
@@ -114,8 +114,8 @@ def test_statistics_are_wide_and_the_output_is_not():
     layer = BatchNorm(3)
     out = layer(narrow, training=True)
     assert out.dtype == jnp.bfloat16 and layer.var[...].dtype == jnp.float32
-    wanted = BatchNorm(3)(narrow.astype(jnp.float32), training=True)
-    assert_close(out.astype(jnp.float32), wanted, tolerance=1e-2)
+    expected = BatchNorm(3)(narrow.astype(jnp.float32), training=True)
+    assert_close(out.astype(jnp.float32), expected, tolerance=1e-2)
 
 
 def test_all_norms_of_the_encoder_are_of_this_kind_and_follow_training_alone():

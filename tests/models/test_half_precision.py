@@ -131,5 +131,5 @@ def test_a_short_convolution(kind: str) -> None:
         return {name: np.asarray(found[name][...]) for name in ("kernel", "bias")}
 
     exact, half = gradients(jnp.float32), gradients(jnp.bfloat16)
-    for name, wanted in exact.items():
-        np.testing.assert_allclose(half[name], wanted, rtol=0.01, err_msg=name)
+    for name, expected in exact.items():
+        np.testing.assert_allclose(half[name], expected, rtol=0.01, err_msg=name)

@@ -75,8 +75,8 @@ def test_statistics_are_wide_and_the_output_is_not():
     narrow = jnp.asarray(x, jnp.bfloat16)
     out = layer(narrow)
     assert out.dtype == jnp.bfloat16
-    wanted = layer(narrow.astype(jnp.float32))
-    assert_close(out.astype(jnp.float32), wanted, tolerance=1e-2)
+    expected = layer(narrow.astype(jnp.float32))
+    assert_close(out.astype(jnp.float32), expected, tolerance=1e-2)
     assert not jnp.isnan(layer(jnp.zeros((1, 4, 3)))).any()
 
 

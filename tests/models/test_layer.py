@@ -48,10 +48,10 @@ def test_shared_heads_of_keys_and_values(mechanism: str) -> None:
         step, _ = few.step(state, x[:, 4])
         return few(x), many(x), out, step
 
-    got, wanted, out, step = run(X)
-    assert_close(got, wanted)
-    assert_close(out, wanted[:, :4])
-    assert_close(step, wanted[:, 4])
+    got, expected, out, step = run(X)
+    assert_close(got, expected)
+    assert_close(out, expected[:, :4])
+    assert_close(step, expected[:, 4])
 
 
 @pytest.mark.parametrize("heads", [3, 0])
@@ -108,9 +108,9 @@ def test_checkpoint_scan_and_vmap() -> None:
                 x = x + layer(x)
             return x
 
-        wanted, pull = jax.vjp(plain, x)
+        expected, pull = jax.vjp(plain, x)
         alone = jnp.stack([x + layer(x) for layer in layers])
-        return (deep, slope, wide), (wanted, pull(jnp.cos(wanted))[0], alone)
+        return (deep, slope, wide), (expected, pull(jnp.cos(expected))[0], alone)
 
     assert_close(*run(X))
 
@@ -121,14 +121,14 @@ def test_a_mesh_with_explicit_axes(mechanism: str) -> None:
     layer = _layer(mechanism)
     explicit = jax.sharding.AxisType.Explicit
     mesh = jax.make_mesh((2,), ("data",), axis_types=(explicit,))
-    wanted = layer(X)
+    expected = layer(X)
     with jax.set_mesh(mesh):
         x = jax.device_put(X, jax.sharding.PartitionSpec("data"))
         graph, state = nnx.split(layer)
         state = jax.device_put(state, jax.sharding.PartitionSpec())
         out = jax.jit(lambda state, x: nnx.merge(graph, state)(x))(state, x)
         assert jax.typeof(out).sharding.spec[0] == "data"
-    assert_close(out, wanted)
+    assert_close(out, expected)
 
 
 def test_an_encoder_shares_heads() -> None:

@@ -52,8 +52,8 @@ def test_a_packed_row_gives_the_logits_of_each_document(changes: dict) -> None:
         rows[one, : end - first] = tokens[row, first:end]
     lengths = np.array([end - first for _, first, end in SPANS])
     alone = np.asarray(helpers.call_model(_apart, model, rows, lengths))
-    for place, wanted in zip(places, alone, strict=True):
-        np.testing.assert_allclose(together[place], wanted, rtol=2e-5, atol=2e-5)
+    for place, expected in zip(places, alone, strict=True):
+        np.testing.assert_allclose(together[place], expected, rtol=2e-5, atol=2e-5)
     assert np.isfinite(together).all()
 
 

@@ -117,15 +117,15 @@ def test_every_layer_agrees(tmp_path: Path, config: dict[str, Any]) -> None:
     mask, types = np.ones(ids.shape, bool), np.zeros_like(ids)
     encoder = models.from_softmax(tmp_path)
     if config is GPT2:
-        wanted, more = _gpt2_states(w, ids), {}
+        expected, more = _gpt2_states(w, ids), {}
     else:
         mask[1, 4:] = False
         types[:, 3:] = config["type_vocab_size"] - 1
-        wanted = _bert_states(w, config, ids, mask, types)
+        expected = _bert_states(w, config, ids, mask, types)
         more = {"mask": mask, "token_types": types}
     got = encoder.hidden_states(ids, **more)
-    assert len(got) == len(wanted) == LAYERS + 1
-    for a, b in zip(got, wanted, strict=True):
+    assert len(got) == len(expected) == LAYERS + 1
+    for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a[mask], b[mask], rtol=2e-4, atol=2e-4)
 
 
@@ -143,8 +143,10 @@ def test_a_padded_row_is_the_row_alone(tmp_path: Path, config: dict[str, Any]) -
         states = encoder.hidden_states(ids, mask, **more)
         more = {name: x[row, real][None] for name, x in more.items()}
         alone = encoder.hidden_states(ids[row, real][None], **more)
-        for got, wanted in zip(states, alone, strict=True):
-            np.testing.assert_allclose(got[row, real], wanted[0], rtol=1e-4, atol=1e-5)
+        for got, expected in zip(states, alone, strict=True):
+            np.testing.assert_allclose(
+                got[row, real], expected[0], rtol=1e-4, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize(
@@ -194,10 +196,10 @@ def _split(folder: Path, index: object) -> None:
 def test_a_model_in_several_files(tmp_path: Path) -> None:
     hugging_face(tmp_path, BERT)
     ids = np.array([[1, 2, 3]])
-    wanted = models.from_softmax(tmp_path)(ids)
+    expected = models.from_softmax(tmp_path)(ids)
     places = {f"array {part}": f"model-{part}.safetensors" for part in (0, 1)}
     _split(tmp_path, {"weight_map": places})
-    np.testing.assert_array_equal(models.from_softmax(tmp_path)(ids), wanted)
+    np.testing.assert_array_equal(models.from_softmax(tmp_path)(ids), expected)
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,15 @@ def test_is_a_search_through_all_keys() -> None:
     module = memory()
     query = np.asarray(module.norm(module.query(X).reshape(2, 7, 2, 6)))
     keys, values = np.asarray(module.keys[...]), np.asarray(module.values[...])
-    wanted = np.zeros((2, 7, 8))
+    expected = np.zeros((2, 7, 8))
     for place in np.ndindex(2, 7):
         for head in range(2):
             first, second = query[place][head].reshape(2, 3)
             scores = (keys[head, 0] @ first)[:, None] + keys[head, 1] @ second
             best = np.argsort(-scores.reshape(-1))[:3]
             weights = np.exp(scores.reshape(-1)[best] - scores.max())
-            wanted[place] += weights / weights.sum() @ values[best]
-    np.testing.assert_allclose(helpers.call_model(call, module, X), wanted, atol=1e-5)
+            expected[place] += weights / weights.sum() @ values[best]
+    np.testing.assert_allclose(helpers.call_model(call, module, X), expected, atol=1e-5)
 
 
 def test_parts_of_a_batch_change_nothing(monkeypatch) -> None:
@@ -65,8 +65,8 @@ def test_gradients_are_those_of_differences() -> None:
     gradients = slope(state)[1]
     assert all(np.asarray(x).any() for x in jax.tree.leaves(gradients))
     parts = jax.tree.map(lambda g, d: (g * d).sum(), gradients, way)
-    wanted = sum(jax.tree.leaves(parts))
-    assert (ahead - behind) / (2 * step) == pytest.approx(float(wanted), rel=2e-2)
+    expected = sum(jax.tree.leaves(parts))
+    assert (ahead - behind) / (2 * step) == pytest.approx(float(expected), rel=2e-2)
 
 
 def test_dropout_and_half_precision() -> None:

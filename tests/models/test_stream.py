@@ -117,8 +117,8 @@ def test_prompts_of_different_lengths_go_on_as_if_alone(side: str):
             last.append(out)
         return jnp.stack(last, 1)
 
-    wanted = [layer(X[r : r + 1, : n + 3])[0, n:] for r, n in enumerate(lengths)]
-    assert_close(together(prompts, mask), np.stack(wanted))
+    expected = [layer(X[r : r + 1, : n + 3])[0, n:] for r, n in enumerate(lengths)]
+    assert_close(together(prompts, mask), np.stack(expected))
 
 
 @pytest.mark.parametrize("mechanism", ["softmax", "cosformer", "gla", "hgrn"])
@@ -135,8 +135,8 @@ def test_states_are_rolled_back_branched_and_taken_out_of_a_batch(mechanism):
         both, _ = step(layer, further, x[:, 8])
         return (first, alone), (again, both[1:])
 
-    for got, wanted in zip(*fast_jit(outputs)(X), strict=True):
-        assert_close(got, wanted)
+    for got, expected in zip(*fast_jit(outputs)(X), strict=True):
+        assert_close(got, expected)
 
 
 def test_what_cannot_be_streamed():
@@ -164,13 +164,13 @@ def test_a_saved_state_goes_on(window: int, tmp_path):
     _, state = prefill(layer, X[:, :5])
     ocp.save_pytree(tmp_path / "orbax", state)
     save_arrays(tmp_path / "state.safetensors", state)
-    wanted, _ = step(layer, state, X[:, 5])
+    expected, _ = step(layer, state, X[:, 5])
     shapes = jax.eval_shape(lambda: layer.init_state(2))
     for restored in (
         ocp.load_pytree(tmp_path / "orbax", state),
         load_arrays(tmp_path / "state.safetensors", shapes),
     ):
-        assert_close(step(layer, restored, X[:, 5])[0], wanted)
+        assert_close(step(layer, restored, X[:, 5])[0], expected)
 
 
 def test_states_of_other_layers_and_batches_are_refused():

@@ -87,7 +87,7 @@ def test_official_settings():
     assert get_preset("pathx", "official").train.clip_norm == 1.0
     assert get_preset("path256", "official", "linear").model.pooling == "cls"
     linformer = get_preset("pathfinder64", "official", "linformer")
-    assert linformer.model.attention_options.startswith("features=16,")
+    assert str(linformer.model.attention_options).startswith("features=16,")
 
 
 def test_levels_from_easy_to_hard_in_patches_in_one_run(tmp_path):

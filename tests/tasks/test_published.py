@@ -45,7 +45,7 @@ def test_an_average_needs_all_of_its_tasks():
     rows = {(row.model, row.official): row for row in ROWS}
     assert rows["Flowformer", "flow"].avg6 is None
     transformer = rows["Transformer", "softmax"]
-    assert transformer.avg6 == pytest.approx((5 * transformer.avg5 + 50) / 6)
+    assert transformer.avg6 == pytest.approx((5 * 54.388 + 50) / 6)
     assert transformer._replace(text=None).avg5 is None
     assert {"Transformer", "FNet"} <= {x.model for x in get_task("text").published}
     assert "FNet" not in {x.model for x in get_task("pathx").published}

@@ -54,8 +54,8 @@ def test_flags_of_other_tasks_are_refused(task, capsys):
     for (command, *args), name in itertools.product(commands, ALL - SETTINGS[task]):
         flags = (*args, f"--task={task}", f"--data.{name}=1")
         code, out, err = stopped(capsys, command, *flags)
-        wanted = f"--data.{name.replace('-', '_')}: expected a flag of --task={task}"
-        helpers.assert_one_error(code, err, 2, wanted, "got an unknown one; ")
+        expected = f"--data.{name.replace('-', '_')}: expected a flag of --task={task}"
+        helpers.assert_one_error(code, err, 2, expected, "got an unknown one; ")
         assert out == ""
 
 

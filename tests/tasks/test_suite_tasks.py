@@ -183,9 +183,9 @@ def test_the_loss_counts_each_target_once():
     }
     model = lambda tokens, lengths, positions, rngs: logits  # noqa: E731
     model.INPUTS = ("tokens", "lengths", "positions")  # pyright: ignore
-    wanted = -np.asarray(jax.nn.log_softmax(logits))[0, [0, 1], [1, 3]].sum()
+    expected = -np.asarray(jax.nn.log_softmax(logits))[0, [0, 1], [1, 3]].sum()
     sums = classification_loss(model, batch)  # pyright: ignore[reportArgumentType]
-    assert sums["loss"] == pytest.approx(wanted, rel=1e-5) and sums["count"] == 2
+    assert sums["loss"] == pytest.approx(expected, rel=1e-5) and sums["count"] == 2
     del batch["weights"]
     assert classification_loss(model, batch)["count"] == 5  # pyright: ignore
 
@@ -200,19 +200,19 @@ def test_predictions_are_those_that_were_counted(tmp_path):
     params = jax.tree.map(lambda x: x * 0.01, trainer.state.params)
     batches = pipeline.EvalBatches(dataset, "test", trainer.buckets, 32)
     model: Any = trainer.model_at(params)
-    wanted = [
+    expected = [
         np.argmax(helpers.call_model(type(model).__call__, model, *arrays), -1)
         for arrays in ([x[name] for name in model.INPUTS] for x in batches)
     ]
     found = predictions(trainer, params, "test", RunConsole(0, quiet=True))
     shown = [line["prediction"] for line in found]
-    assert shown == np.concatenate(wanted)[:40].tolist()
+    assert shown == np.concatenate(expected)[:40].tolist()
 
 
 def test_a_part_that_the_model_cannot_take_is_found_before_training(tmp_path):
     config = tiny("parity", "linear", tmp_path, data=SHORT | {"parts": "6,300"})
-    wanted = "^--model.max_length: expected at least 299, .* got 128"
-    with pytest.raises(ValueError, match=wanted):
+    expected = "^--model.max_length: expected at least 299, .* got 128"
+    with pytest.raises(ValueError, match=expected):
         train.run(config, quiet=True)
 
 

@@ -68,7 +68,7 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(
     one = helpers.tiny(data_dir, tmp_path / "one", train=TRAIN)
     two = helpers.tiny(data_dir, tmp_path / "two", train=TRAIN)
     with Session(one, quiet=True) as session:
-        wanted = session.run()
+        expected = session.run()
 
     processes = start_both(helpers.flags(two))
     # The first checkpoint is whole, and 25 steps are to come.
@@ -95,7 +95,7 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(
     for mine, theirs in zip(*lines, strict=True):
         assert (mine["step"], mine["split"]) == (theirs["step"], theirs["split"])
         np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-5)
-    assert f"{wanted.test_accuracy_last:.2f}" in out
+    assert f"{expected.test_accuracy_last:.2f}" in out
     with Session(two, quiet=True) as session:
         few = "a checkpoint by 1 process, got one by 2 processes; start as many"
         with pytest.raises(ValueError, match=few):
@@ -151,8 +151,11 @@ def test_a_process_that_never_comes(data_dir) -> None:
     code = "from lra_jax import train; from lra_jax.training import hosts; "
     code += f"hosts.START_SECONDS = 1; train.main({[*flags, *job]})"
     result = helpers.run("-c", code, JAX_PLATFORMS="cpu")
-    wanted = "--distributed: expected 2 processes at 127.0.0.1", "within 1 s, got fewer"
-    helpers.assert_one_error(result.returncode, result.stderr, 2, *wanted)
+    expected = (
+        "--distributed: expected 2 processes at 127.0.0.1",
+        "within 1 s, got fewer",
+    )
+    helpers.assert_one_error(result.returncode, result.stderr, 2, *expected)
 
 
 def test_an_error_of_one_process_alone_is_no_lost_process() -> None:

@@ -27,8 +27,8 @@ from lra_jax.training.metrics import missing_reports, read_metrics
 def test_reports_that_are_missing(kept: list[int], steps: int, words: str):
     lines = [{"split": "train", "step": step} for step in kept]
     lines += [{"split": "valid", "step": step} for step in range(1, 16)]
-    wanted = f"expected a report every 5 steps, got {words}" if words else ""
-    assert missing_reports(lines, steps, 5) == wanted
+    expected = f"expected a report every 5 steps, got {words}" if words else ""
+    assert missing_reports(lines, steps, 5) == expected
 
 
 def test_reports_of_pretraining_count():

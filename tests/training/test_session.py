@@ -131,15 +131,16 @@ def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
     """Bit for bit; and the shorter one stays what it was until then."""
     whole = constant(data_dir, tmp_path / "whole", 12)
     with Session(whole, quiet=True) as session:
-        wanted = session.run()
+        expected = session.run()
     unbroken = session.trainer.state
     short = constant(data_dir, tmp_path / "run", 4)
     first = train.run(short, quiet=True)
     longer = constant(data_dir, tmp_path / "run", 12)
-    with Session(longer, quiet=True) as session, pytest.raises(Interrupted):
+    with Session(longer, quiet=True) as session:
         session.console = helpers.Closed(12, quiet=True)
         begun = helpers.steps_resumed(session)
-        session.run()
+        with pytest.raises(Interrupted):
+            session.run()
     assert begun == [4]
     assert train.run(short, quiet=True) == first
     assert load_run(str(tmp_path / "run"), "last").step == 7
@@ -149,7 +150,7 @@ def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
     assert begun == [7]
     helpers.assert_equal_trees(session.trainer.state, unbroken)
     for name in ("test_loss_best", "test_loss_last", "best_step", "steps"):
-        assert getattr(result, name) == getattr(wanted, name)
+        assert getattr(result, name) == getattr(expected, name)
     assert steps_and_losses(tmp_path / "run") == steps_and_losses(tmp_path / "whole")
     assert train.run(longer, quiet=True) == result.to_dict()
     assert load_run(str(tmp_path / "run")).step == result.best_step
@@ -165,7 +166,7 @@ def test_a_longer_run_counts_a_best_checkpoint_again(data_dir, tmp_path):
     assert train.run(short, quiet=True)["best_step"] == 6
     longer = short.replace(train={"steps": 9})
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
-    wanted = train.run(longer.replace(workdir=str(tmp_path / "whole")), quiet=True)
+    expected = train.run(longer.replace(workdir=str(tmp_path / "whole")), quiet=True)
     (tmp_path / "run/checkpoints/latest/6/state/_METADATA").unlink()
     with Session(longer, quiet=True) as session:
         begun = helpers.steps_resumed(session)
@@ -177,7 +178,7 @@ def test_a_longer_run_counts_a_best_checkpoint_again(data_dir, tmp_path):
     )
     assert scored == others and [line[0] for line in scored] == [4, 6, 8, 9]
     for name in ("best_step", "test_loss_best", "valid_accuracy_best"):
-        assert getattr(result, name) == wanted[name]
+        assert getattr(result, name) == expected[name]
     assert load_run(str(tmp_path / "run")).step == result.best_step
 
 
@@ -235,7 +236,7 @@ def test_a_run_goes_on_with_moved_data(table, tmp_path):
     """And ends bit for bit as if they were where they had been."""
     places = [shutil.copytree(table, tmp_path / name) for name in ("one", "other")]
     with Session(config_of(tmp_path, places[0], "whole"), quiet=True) as session:
-        wanted = session.run()
+        expected = session.run()
     unbroken = session.trainer.state
     first, moved = (config_of(tmp_path, place) for place in places)
     with Session(first, quiet=True) as session, pytest.raises(Interrupted):
@@ -247,7 +248,7 @@ def test_a_run_goes_on_with_moved_data(table, tmp_path):
         result = session.run()
     assert begun == [7]
     helpers.assert_equal_trees(session.trainer.state, unbroken)
-    assert result.test_loss_best == wanted.test_loss_best
+    assert result.test_loss_best == expected.test_loss_best
     # Whatever reads the run afterwards finds the data, and its seals are whole.
     assert train.run(moved, quiet=True) == result.to_dict()
     data: Any = load_run(str(tmp_path / "run")).config.data

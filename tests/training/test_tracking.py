@@ -125,8 +125,8 @@ def test_a_run_is_one_run_there_through_all_sessions(data_dir, tmp_path, calls):
     events = events_in(workdir / "events")
     assert [event.step for event in events if event.HasField("session_log")] == [1, 8]
     shown = [(event.step, x.tag, x.simple_value) for event, x in _values(events)]
-    wanted = [(x["step"], tag, x[tag]) for x in written for tag in x if tag != "step"]
-    assert shown == [(*place, pytest.approx(float(x))) for *place, x in wanted]
+    expected = [(x["step"], tag, x[tag]) for x in written for tag in x if tag != "step"]
+    assert shown == [(*place, pytest.approx(float(x))) for *place, x in expected]
     # What has ended begins no run there, with or without the flag.
     assert train.run(config, quiet=True) == result.to_dict()
     assert train.run(config.replace(wandb="mine"), quiet=True) == result.to_dict()

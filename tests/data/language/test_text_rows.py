@@ -38,8 +38,8 @@ def documents(dataset, split) -> list[bytes]:
 def test_every_file_is_in_one_split(folder):
     dataset = prepare(path=str(folder), max_length=32)
     found = [d for split in dataset.splits for d in documents(dataset, split)]
-    wanted = [(folder / f"{i}.txt").read_bytes() for i in range(9)]
-    assert sorted(found) == sorted(wanted)
+    expected = [(folder / f"{i}.txt").read_bytes() for i in range(9)]
+    assert sorted(found) == sorted(expected)
     assert all(dataset.num_bytes[split] > 0 for split in dataset.splits)
 
 
@@ -83,13 +83,13 @@ def test_every_token_is_predicted_once_from_its_own_document(folder, split):
             assert any(text in document for document in whole)
             pairs.update(p for p in zip(tokens, labels, strict=True) if p[1] >= 0)
         assert (row["labels"][row["segment_ids"] == 0] == -1).all()
-    wanted = Counter(
+    expected = Counter(
         pair
         for document in documents(dataset, split)
         for pair in itertools.pairwise([END, *document, END])
     )
-    assert pairs == wanted
-    assert dataset.num_targets(split) == wanted.total()
+    assert pairs == expected
+    assert dataset.num_targets(split) == expected.total()
 
 
 def test_sliding_rows_have_half_a_row_of_context():
@@ -191,8 +191,8 @@ def test_a_saved_model_reads_texts_in_the_same_way(tokenizer, tmp_path):
     check_raw(dataset.raw)
     vocabulary = vocabularies.described(dataset.raw)
     tokens = reader(dataset.raw, 99)("text", "the cat\n\nsaw")
-    wanted = "the cat \n\n<unk> " if tokenizer == "words" else "the cat\n\nsaw"
-    assert vocabulary.decode(tokens).decode() == wanted
+    expected = "the cat \n\n<unk> " if tokenizer == "words" else "the cat\n\nsaw"
+    assert vocabulary.decode(tokens).decode() == expected
 
 
 def test_a_large_file_that_leaves_little_to_train_on_is_said(tmp_path, caplog):
