@@ -79,6 +79,7 @@ def _run_seeds(command: TrainCommand) -> None:
 
 def _main(config: Config, command: str, again: str, dry: bool) -> None:
     """Runs the command; ``again`` is the command that resumes it."""
+    held = contextlib.ExitStack()
     with cli.user_errors():
         progress.say("starting jax ...")
         runtime.configure_jax(config.distributed)
@@ -86,9 +87,9 @@ def _main(config: Config, command: str, again: str, dry: bool) -> None:
         from lra_jax.training.session import Session
 
         with _together(again):
-            session = Session(config, command=command, dry=dry)
+            session = held.enter_context(Session(config, command=command, dry=dry))
     try:
-        with session, _together(again):
+        with held, _together(again):
             if dry:
                 session.dry_run()
             else:

@@ -88,8 +88,8 @@ def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> No
     (code / "parts" / "power.py").write_text(f"{PART}WIDTH = 3\n")
     assert runs.finished_result(plan) is None
     changed = r"--attention: expected the code that this run .*changes in parts/power"
-    with pytest.raises(ValueError, match=changed):
-        Session(config, quiet=True)
+    with pytest.raises(ValueError, match=changed), Session(config, quiet=True):
+        pass
     late = r"^parts/power\.py is imported already in another version"
     with pytest.warns(UserWarning, match=late):
         evaluate.run(evaluate.EvaluateConfig(config.workdir, allow_code=True))

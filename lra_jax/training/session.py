@@ -26,10 +26,10 @@ from lra_jax.training.trainer import Trainer
 
 
 class Session:
-    """One process's part of a run; use it as a context.
+    """One process's part of a run.
 
     Creating it makes the data and checks everything that can be checked before the
-    step is compiled.
+    step is compiled. As a context it holds the run directory.
 
     Args:
       config: the run.
@@ -48,8 +48,8 @@ class Session:
         command: str = "",
         dry: bool = False,
     ):
-        self.config = config
-        self.command = command
+        self.config, self.command, self._is_dry = config, command, dry
+        self.result: Result | None = None
         self.task = get_task(config.task)
         self.task.check(config)
         make_schedule(config.train, config.pretrain)
@@ -66,27 +66,25 @@ class Session:
         self.task.check_on_devices(config)
         quiet = quiet or not hosts.is_writer()
         self.console = RunConsole(config.train.steps, quiet=quiet)
-        with contextlib.ExitStack() as stack:
-            self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
-            # Only one process looks for the file of a run: network file systems
-            # remember for a while that there was none.
-            if hosts.agree(hosts.is_writer() and not self._is_begun):
-                self.task.check_data(config, self.dataset)
-            self.console.line("building the model ...")
-            # Before claiming the directory, so that a failing config leaves none.
-            self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
-            self.trainer.origins = origins
-            self._stack = stack
-            if dry:
-                return
-            hosts.writer_first(lambda: self._claim(stack))
-            self.result = self._finished_result()
-            read_metrics(self.workdir)
-            if self.result is None:
-                stack.callback(self.trainer.checkpoints.close)
-            self._stack = stack.pop_all()
+        self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
+        # Only one process looks for the file of a run: network file systems remember
+        # for a while that there was none.
+        if hosts.agree(hosts.is_writer() and not self._is_begun):
+            self.task.check_data(config, self.dataset)
+        self.console.line("building the model ...")
+        self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
+        self.trainer.origins = origins
 
     def __enter__(self) -> Self:
+        """Claims the run directory, after the checks: a failing config leaves none."""
+        with contextlib.ExitStack() as stack:
+            if not self._is_dry:
+                hosts.writer_first(lambda: self._claim(stack))
+                self.result = self._finished_result()
+                read_metrics(self.workdir)
+                if self.result is None:
+                    stack.callback(self.trainer.checkpoints.close)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:

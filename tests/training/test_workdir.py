@@ -59,8 +59,9 @@ def test_other_data_in_the_same_directory(finished, data_dir, tmp_path):
     values = json.loads((workdir / "config.json").read_text())
     values["data_fingerprint"] = "00"
     (workdir / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"on other data, 00$"):
-        Session(helpers.tiny(data_dir, workdir), quiet=True)
+    session = Session(helpers.tiny(data_dir, workdir), quiet=True)
+    with pytest.raises(ValueError, match=r"on other data, 00$"), session:
+        pass
 
 
 def test_settings_without_effect_may_change(finished, tmp_path):

@@ -7,7 +7,7 @@ import helpers
 
 from lra_jax import train
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 
 
 def test_the_readmes_own_attention_trains(data_dir, tmp_path, monkeypatch, recwarn):

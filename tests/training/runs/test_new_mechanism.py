@@ -78,7 +78,7 @@ def formula(q, k, v, mask=None, causal=False) -> np.ndarray:
 
 CASE = Case(formula, mean=True, unordered=("query", "key"))
 """
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
