@@ -572,7 +572,7 @@ class MultiHeadAttention(nnx.Module):
         if name not in self.projections and name != "value":
             # Not read: any array of its shape will do.
             shape = *inputs.shape[:2], self.num_heads, width
-            return jnp.broadcast_to(jnp.zeros((), inputs.dtype), shape)
+            return jnp.broadcast_to(jnp.zeros_like(inputs[:, :, :1, None]), shape)
         if name in self.projections:
             out = getattr(self, name)(inputs)
             activation = self.mechanism.activation
