@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import pytest
 
@@ -42,16 +43,21 @@ def view(name: str, rows: list[tables.Row]) -> str:
     return page.markdown()
 
 
+def measured(attention: str, work: str, milliseconds: float, **more: Any) -> Any:
+    """A row as a run of the benchmark makes it."""
+    return {
+        **{"attention": attention, "work": work, "median_ms": milliseconds},
+        **{"status": "measured", "length": 512, "dtype": "float32", "batch_size": 1},
+        **{"model": {"num_layers": 2, "remat": False}, "peak_bytes": 1e9},
+        **more,
+    }
+
+
 def test_the_view_of_lra() -> None:
     """Ours and theirs, each over softmax."""
-    config = BenchmarkConfig(
-        view="lra",
-        attention="softmax,linear",
-        lengths="16",
-        layers=1,
-        batch_size=1,
-        quick=True,
-    )
+    sizes = {"lengths": "16", "layers": 1, "batch_size": 1}
+    names = "softmax,linear"
+    config = BenchmarkConfig(view="lra", attention=names, quick=True, **sizes)
     report = benchmark.run(config)
     rows = report["rows"]
     assert {row["status"] for row in rows} == {"measured"}
@@ -67,11 +73,10 @@ def test_the_view_of_lra() -> None:
 
 
 def test_the_view_of_cosformer_shows_who_ran_out_of_memory() -> None:
-    row = {"attention": "softmax", "work": "train", "length": 4096}
-    row |= {"dtype": "float32", "batch_size": 2}
-    row |= {"model": {"num_layers": 4, "remat": True}}
-    rows = [row | {"status": "does not fit", "reason": "60 GB needed"}]
-    rows += [row | {"attention": "cosformer", "status": "measured", "median_ms": 100.0}]
+    sizes = {"length": 4096, "batch_size": 2, "model": {"num_layers": 4, "remat": True}}
+    lost = {"status": "does not fit", "reason": "60 GB needed"}
+    rows = [measured("softmax", "train", 0.0, **sizes, **lost)]
+    rows += [measured("cosformer", "train", 100.0, **sizes)]
     text = view("cosformer", rows)
     assert "out of memory" in text and "does not fit" in text
     assert "10 (-, -)" in text and "2.64" in text and "Table 5" in text
@@ -86,19 +91,8 @@ def test_the_view_of_linformer() -> None:
     assert (cases[0].length, cases[-1].length) == (512, 65536)
     names = [c.attention for c in cases if c.length == 512]
     assert len(names) == 4 and names[2].startswith("linformer[features=128,")
-    row = {"work": "inference", "dtype": "float32", "length": 512, "batch_size": 1}
-    row |= {"model": {"num_layers": 2, "remat": False}}
-    sizes = {names[0]: (30.0, 3e9), names[1]: (20.0, 2e9), names[2]: (10.0, 1e9)}
-    rows = [
-        row
-        | {
-            "attention": name,
-            "status": "measured",
-            "median_ms": time,
-            "peak_bytes": memory,
-        }
-        for name, (time, memory) in sizes.items()
-    ]
+    costs = zip(names, (30.0, 20.0, 10.0), (3e9, 2e9, 1e9), strict=False)
+    rows = [measured(name, "inference", x, peak_bytes=y) for name, x, y in costs]
     text = view("linformer", rows)
     assert "3 (2)" in text and "1.5" in text and "1.7" in text
     headings = [line for line in text.splitlines() if line.startswith("## ")]
@@ -115,17 +109,7 @@ def test_each_dtype_of_a_view_has_its_own_tables(name: str, work: str) -> None:
     costs = {("softmax", "bfloat16"): 3.0, (linear, "bfloat16"): 1.0}
     costs |= {("softmax", "float32"): 40.0, (linear, "float32"): 8.0}
     rows = [
-        {
-            "attention": attention,
-            "dtype": dtype,
-            "work": work,
-            "length": 512,
-            "status": "measured",
-            "median_ms": cost,
-            "peak_bytes": cost * 1e9,
-            "batch_size": 1,
-            "model": {"num_layers": 2, "remat": False},
-        }
+        measured(attention, work, cost, dtype=dtype, peak_bytes=cost * 1e9)
         for (attention, dtype), cost in costs.items()
     ]
     both = view(name, rows)
@@ -154,15 +138,7 @@ def test_the_view_of_decoding_says_where_it_crosses_softmax() -> None:
         "gla": (8.0, 8.0, 8.0),
     }
     rows = [
-        {
-            "attention": name,
-            "work": "decode",
-            "length": length,
-            "dtype": "float32",
-            "status": "measured",
-            "median_ms": time,
-            "peak_bytes": 10**9,
-        }
+        measured(name, "decode", time, length=length)
         for name, costs in times.items()
         for length, time in zip((1000, 2000, 4000), costs, strict=True)
     ]
