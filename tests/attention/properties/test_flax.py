@@ -1,6 +1,7 @@
 """Each function as Flax's ``attention_fn``."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,21 +33,20 @@ def _function(name: str, heads: int = 2):
     return functools.partial(function, **keywords(name, heads, 8 // heads))
 
 
+def _layer(function: Any, **options: Any) -> nnx.MultiHeadAttention:
+    usual: dict[str, Any] = {"num_heads": 2, "in_features": 8, "decode": False}
+    return nnx.MultiHeadAttention(
+        **usual | options, attention_fn=function, rngs=nnx.Rngs(0)
+    )
+
+
 def _x() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
 
 
 @pytest.mark.parametrize("name", UNGATED)
 def test_nnx_attention(name: str) -> None:
-    layer = nnx.MultiHeadAttention(
-        num_heads=2,
-        in_features=8,
-        dropout_rate=0.1,
-        keep_rngs=False,
-        decode=False,
-        attention_fn=_function(name),
-        rngs=nnx.Rngs(0),
-    )
+    layer = _layer(_function(name), dropout_rate=0.1, keep_rngs=False)
     graph, state = nnx.split(layer)
 
     @fast_jit
@@ -73,14 +73,7 @@ def test_nnx_attention(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNGATED)
 def test_nnx_attention_with_shared_key_heads(name: str) -> None:
-    layer = nnx.MultiHeadAttention(
-        num_heads=4,
-        num_kv_heads=2,
-        in_features=8,
-        decode=False,
-        attention_fn=_function(name, 4),
-        rngs=nnx.Rngs(0),
-    )
+    layer = _layer(_function(name, 4), num_heads=4, num_kv_heads=2)
     assert jax.eval_shape(layer, jnp.asarray(_x())).shape == (2, 5, 8)
 
 
@@ -89,8 +82,7 @@ def test_nnx_attention_with_shared_key_heads(name: str) -> None:
 def test_a_flax_layer_without_gates_is_refused(name: str, is_causal: bool) -> None:
     function = _function(name)
     function = attention.as_causal(function) if is_causal else function
-    options = {"num_heads": 2, "in_features": 8, "decode": False}
-    layer = nnx.MultiHeadAttention(**options, attention_fn=function, rngs=nnx.Rngs(0))
+    layer = _layer(function)
     other = linen.MultiHeadDotProductAttention(num_heads=2, attention_fn=function)
     with pytest.raises(ValueError, match=f"MultiHeadAttention.mechanism='{name}'"):
         layer(_x())
@@ -133,13 +125,7 @@ def test_linen_attention(name: str) -> None:
 @pytest.mark.parametrize("name", ["softmax", "cosformer", "flow", "retention"])
 def test_a_causal_function_is_causal_in_flax(name: str) -> None:
     """Flax passes ``is_causal=False`` itself, which overrules a partial's."""
-    layer = nnx.MultiHeadAttention(
-        num_heads=2,
-        in_features=8,
-        decode=False,
-        attention_fn=attention.as_causal(_function(name)),
-        rngs=nnx.Rngs(0),
-    )
+    layer = _layer(attention.as_causal(_function(name)))
     x = _x()
     changed = x.copy()
     changed[:, 3:] += 1
@@ -148,30 +134,35 @@ def test_a_causal_function_is_causal_in_flax(name: str) -> None:
 
 def test_a_causal_function_refuses_to_decode_in_flax() -> None:
     """The layer gives one query and all keys, but not the position."""
-    layer = nnx.MultiHeadAttention(
-        num_heads=2,
-        in_features=8,
-        decode=True,
-        attention_fn=attention.as_causal(_function("cosformer")),
-        rngs=nnx.Rngs(0),
-    )
+    layer = _layer(attention.as_causal(_function("cosformer")), decode=True)
     layer.init_cache((2, 5, 8))
     with pytest.raises(ValueError, match="the same length"):
         layer(_x()[:, :1])
 
 
-# Luna's memory is an argument that Flax has not.
-@pytest.mark.parametrize("name", [n for n in CROSS if n != "luna"])
+# Luna's memory is an argument that Flax has not; these need every position at once.
+DECODED = [name for name in CROSS if name != "luna"]
+AT_ONCE = "query: expected all positions at once"
+
+
+def _decoded(name: str, step: Any, cache: Any, x: jax.Array) -> jax.Array | None:
+    """The outputs of ``step(cache, x)`` of each position, or None if it is refused."""
+    outputs = []
+    try:
+        for position in range(x.shape[1]):
+            out, cache = step(cache, x[:, position : position + 1])
+            outputs.append(out)
+    except ValueError as error:
+        assert str(error).startswith(AT_ONCE)
+        assert name not in ("softmax", "linear", "norm", "performer")
+        return None
+    return jnp.concatenate(outputs, 1)
+
+
+@pytest.mark.parametrize("name", DECODED)
 def test_decoding_in_flax_is_right_or_refused(name: str) -> None:
     """The layer's cached keys with one query at a time, beside the causal layer."""
-    layer = nnx.MultiHeadAttention(
-        num_heads=2,
-        in_features=8,
-        decode=True,
-        attention_fn=_function(name),
-        rngs=nnx.Rngs(0),
-    )
-    x = _x()
+    layer, x = _layer(_function(name), decode=True), _x()
     layer.init_cache(x.shape)
     graph, state = nnx.split(layer)
 
@@ -180,49 +171,30 @@ def test_decoding_in_flax_is_right_or_refused(name: str) -> None:
         layer = nnx.merge(graph, state)
         return layer(x), nnx.state(layer)
 
-    try:
-        first, state = step(state, x[:, :1])
-    except ValueError as error:
-        assert str(error).startswith("query: expected all positions at once")
-        assert name not in ("softmax", "linear", "norm", "performer")
-        return
-    steps = [first]
-    for position in range(1, x.shape[1]):
-        out, state = step(state, x[:, position : position + 1])
-        steps.append(out)
-    layer.attention_fn = attention.as_causal(_function(name))
-    wanted = fast_jit(lambda x: layer(x, decode=False))(x)
-    assert_close(jnp.concatenate(steps, 1), wanted)
+    out = _decoded(name, step, state, jnp.asarray(x))
+    if out is not None:
+        layer.attention_fn = attention.as_causal(_function(name))
+        assert_close(out, fast_jit(lambda x: layer(x, decode=False))(x))
 
 
-# Luna's memory is an argument that Flax has not.
-@pytest.mark.parametrize("name", [n for n in CROSS if n != "luna"])
+@pytest.mark.parametrize("name", DECODED)
 def test_decoding_in_linen_is_right_or_refused(name: str) -> None:
     """Its layer passes only keywords that a function names."""
-    sizes = {"num_heads": 2, "decode": True}
-    layer = linen.MultiHeadDotProductAttention(attention_fn=_function(name), **sizes)
-    x = jnp.asarray(_x())
+    make = functools.partial(linen.MultiHeadDotProductAttention, num_heads=2)
+    layer, x = make(attention_fn=_function(name), decode=True), jnp.asarray(_x())
     variables = layer.init(jax.random.key(0), x)
-    params, cache = variables["params"], variables["cache"]
+    params = variables["params"]
 
+    @fast_jit
     def step(cache, x):
-        return layer.apply({"params": params, "cache": cache}, x, mutable=["cache"])
+        variables = {"params": params, "cache": cache}
+        out, changed = layer.apply(variables, x, mutable=["cache"])
+        return out, changed["cache"]
 
-    try:
-        step(cache, x[:, :1])
-    except ValueError as error:
-        assert str(error).startswith("query: expected all positions at once")
-        assert name not in ("softmax", "linear", "norm", "performer")
-        return
-    step, steps = fast_jit(step), []
-    for position in range(x.shape[1]):
-        out, changed = step(cache, x[:, position : position + 1])
-        cache = changed["cache"]
-        steps.append(out)
-    whole = linen.MultiHeadDotProductAttention(
-        num_heads=2, attention_fn=attention.as_causal(_function(name))
-    )
-    assert_close(jnp.concatenate(steps, 1), whole.apply({"params": params}, x))
+    out = _decoded(name, step, variables["cache"], x)
+    if out is not None:
+        causal = make(attention_fn=attention.as_causal(_function(name)))
+        assert_close(out, causal.apply({"params": params}, x))
 
 
 def test_dropout_of_a_function_alone_is_refused() -> None:
