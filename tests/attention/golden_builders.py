@@ -18,31 +18,32 @@ from lra_jax.attention.causal.engine import Chunking
 from . import golden_gated
 
 Arrays = dict[str, jax.Array]
+Run = Callable[[Arrays], jax.Array]
 
 
 def is_causal(case: dict[str, Any]) -> bool:
     return bool(case["options"].get("causal", False))
 
 
-def _softmax(
-    case: dict[str, Any], stored: dict, **options: Any
-) -> Callable[[Arrays], jax.Array]:
-    mask = stored.get("key_padding_mask")
-    return lambda a: attention.softmax_attention(
-        a["q"], a["k"], a["v"], mask, is_causal(case), **options
-    )
+def _plain(case: dict[str, Any], stored: dict, **options: Any) -> Run:
+    """The family's own function, of the stored mask."""
+    name = f"{case['name'].split('_')[0]}_attention"
+    options = {
+        "mask": stored.get("key_padding_mask"),
+        "is_causal": is_causal(case),
+        **options,
+    }
+    # Read when it runs: a test may put another implementation in its place.
+    return lambda a: getattr(attention, name)(a["q"], a["k"], a["v"], **options)
 
 
-def _local(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _local(case: dict[str, Any], stored: dict) -> Run:
     sizes = {"window_each_side": "window", "block": "block"}
     options = {sizes[k]: v for k, v in case["options"].items() if k in sizes}
-    mask = stored.get("key_padding_mask")
-    return lambda a: attention.local_attention(
-        a["q"], a["k"], a["v"], mask, is_causal(case), **options
-    )
+    return _plain(case, stored, **options)
 
 
-def _nystrom(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _nystrom(case: dict[str, Any], stored: dict) -> Run:
     if "x" in stored:
         return _lucidrains(case, stored)
     options, mask = case["options"], stored.get("key_padding_mask")
@@ -63,7 +64,7 @@ def _nystrom(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array
     return run
 
 
-def _lucidrains(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _lucidrains(case: dict[str, Any], stored: dict) -> Run:
     options, mask = case["options"], stored.get("key_padding_mask")
 
     def run(a: Arrays) -> jax.Array:
@@ -86,16 +87,13 @@ def _lucidrains(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Ar
     return run
 
 
-def _linear(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _linear(case: dict[str, Any], stored: dict) -> Run:
     options = case["options"]
     assert options["feature_map"] == "elu(x)+1"
     assert options["denominator"] == "sum+eps"
-    mask = stored.get("key_padding_mask")
     if "recurrent" in case["name"]:
         return lambda a: _by_steps(a, options["eps"])
-    return lambda a: attention.linear_attention(
-        a["q"], a["k"], a["v"], mask, is_causal(case), eps=options["eps"]
-    )
+    return _plain(case, stored, eps=options["eps"])
 
 
 def _by_steps(a: Arrays, eps: float) -> jax.Array:
@@ -109,7 +107,7 @@ def _by_steps(a: Arrays, eps: float) -> jax.Array:
     return jnp.swapaxes(jax.lax.scan(step, state, (q, k, v))[1], 0, 1)
 
 
-def _fla(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _fla(case: dict[str, Any], stored: dict) -> Run:
     options = case["options"]
     if options.get("normalised", "eps" in options):
         attend = functools.partial(attention.linear_attention, eps=options["eps"])
@@ -123,20 +121,15 @@ def _fla(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
     return run
 
 
-def _lightning(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _lightning(case: dict[str, Any], stored: dict) -> Run:
     if case["name"].startswith("lightning_decay"):  # The published slopes.
         published = attention.lightning_slopes(stored["q"].shape[2])
         np.testing.assert_array_equal(stored["slopes"], published)
     # Three chunks, so that the decay between them matters.
-    return lambda a: attention.lightning_attention(
-        *(a[name] for name in "qkv"),
-        is_causal=is_causal(case),
-        slopes=stored["slopes"],
-        chunking=Chunking(8, 16),
-    )
+    return _plain(case, stored, slopes=stored["slopes"], chunking=Chunking(8, 16))
 
 
-def _cosformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _cosformer(case: dict[str, Any], stored: dict) -> Run:
     options = case["options"]
     mask: Any = stored.get("key_padding_mask")
     padded = max(stored["q"].shape[1], stored["k"].shape[1])
@@ -149,25 +142,14 @@ def _cosformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Arr
     denominators = {"max(sum,eps)": "clamp", "sum+eps": "add"}
     denominator = denominators[options.get("denominator", "max(sum,eps)")]
 
-    def run(a: Arrays) -> jax.Array:
-        out = attention.cosformer_attention(
-            a["q"],
-            a["k"],
-            a["v"],
-            mask,
-            is_causal(case),
-            max_length=max_length,
-            denominator=denominator,
-            eps=options["eps"],
-        )
-        if "valid_rows" not in options:
-            return out
-        # Rows beyond a sample's length are zero here; the case has what the formula
-        # gives there, and its gradients contain them.
-        beyond = _beyond_pi_half(a, mask, max_length, options["eps"])
-        return jnp.where(mask[:, :, None, None], out, beyond)
-
-    return run
+    eps = options["eps"]
+    run = _plain(case, stored, max_length=max_length, denominator=denominator, eps=eps)
+    if "valid_rows" not in options:
+        return run
+    # Rows beyond a sample's length are zero here; the case has what the formula gives
+    # there, and its gradients contain them.
+    rows = mask[:, :, None, None]
+    return lambda a: jnp.where(rows, run(a), _beyond_pi_half(a, mask, max_length, eps))
 
 
 def _beyond_pi_half(
@@ -200,20 +182,15 @@ def flow_options(case: dict[str, Any], stored: dict) -> dict[str, Any]:
     }
 
 
-def _flow(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
-    options = flow_options(case, stored)
-
-    def run(a: Arrays) -> jax.Array:
-        value = a["v"]
-        if case["name"].startswith("flow_mask_vonly"):
-            mask = stored["key_padding_mask"][:, :, None, None]
-            value = jnp.where(mask, value, jnp.zeros_like(value))
-        return attention.flow_attention(a["q"], a["k"], value, **options)
-
-    return run
+def _flow(case: dict[str, Any], stored: dict) -> Run:
+    run = _plain(case, stored, **flow_options(case, stored))
+    if not case["name"].startswith("flow_mask_vonly"):
+        return run
+    mask = stored["key_padding_mask"][:, :, None, None]
+    return lambda a: run(a | {"v": jnp.where(mask, a["v"], jnp.zeros_like(a["v"]))})
 
 
-def _linformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _linformer(case: dict[str, Any], stored: dict) -> Run:
     if "x" in stored:
         return _fairseq(case)
     mask = stored.get("key_padding_mask")
@@ -250,7 +227,7 @@ def _linformer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Arr
     return run
 
 
-def _fairseq(case: dict[str, Any]) -> Callable[[Arrays], jax.Array]:
+def _fairseq(case: dict[str, Any]) -> Run:
     """The official module: it compresses its input, then projects and adds biases.
 
     Projecting first, without the biases, is the same: the key bias adds one number to
@@ -282,7 +259,7 @@ def _fairseq(case: dict[str, Any]) -> Callable[[Arrays], jax.Array]:
     return run
 
 
-def _performer(case: dict[str, Any], stored: dict) -> Callable[[Arrays], jax.Array]:
+def _performer(case: dict[str, Any], stored: dict) -> Run:
     options = case["options"]
     kernel = "relu" if "_relu_" in case["name"] else options.get("kernel", "softmax")
     causal = is_causal(case)
@@ -351,7 +328,7 @@ def _published_features(
 BUILDERS = {
     "fla": _fla,
     "lightning": _lightning,
-    "softmax": _softmax,
+    "softmax": _plain,
     "linear": _linear,
     "cosformer": _cosformer,
     "flow": _flow,

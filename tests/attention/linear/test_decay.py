@@ -1,6 +1,7 @@
 """Retention and lightning attention: what they have besides the common properties."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,17 +40,14 @@ def test_published_slopes() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sizes", [(7, 7), (7, 4), (3, 7)])
-def test_slopes_of_ones_own_seen_from_both_sides(name: str, sizes) -> None:
-    queries, keys = sizes
+@pytest.mark.parametrize(
+    ("queries", "keys", "is_causal"),
+    [(7, 7, False), (7, 4, False), (3, 7, False), (7, 7, True)],
+)
+def test_other_slopes(name: str, queries: int, keys: int, is_causal: bool) -> None:
     arrays = inputs(1, batch=3, heads=3, query_length=queries, length=keys)
-    assert_close(*_both(name, *arrays, MASK[:, :keys], slopes=SLOPES))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_slopes_of_ones_own_causal(name: str) -> None:
-    arrays = inputs(2, batch=3, heads=3)
-    assert_close(*_both(name, *arrays, MASK, is_causal=True, slopes=SLOPES))
+    options = {"slopes": SLOPES, "is_causal": is_causal}
+    assert_close(*_both(name, *arrays, MASK[:, :keys], **options))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -130,25 +128,18 @@ def test_the_floor_of_the_spread_is_for_rows_without_a_neighbour() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("keywords", "parts"),
+    ("slopes", "parts"),
     [
-        (
-            {"slopes": np.ones(3)},
-            ("slopes: expected one for each head", "(2,)", "(3,)"),
-        ),
-        ({"slopes": 0.1}, ("slopes: expected one for each head", "()")),
-        ({"slopes": [0.1, -0.1]}, ("slopes: expected none below zero", "-0.1")),
-        ({"slopes": [0.1, np.nan]}, ("slopes: expected none below zero", "nan")),
-        ({"slopes": [0.1, np.inf]}, ("slopes: expected finite numbers", "inf")),
+        (np.ones(3), ("slopes: expected one for each head", "(2,)", "(3,)")),
+        (0.1, ("slopes: expected one for each head", "()")),
+        ([0.1, -0.1], ("slopes: expected none below zero", "-0.1")),
+        ([0.1, np.nan], ("slopes: expected none below zero", "nan")),
+        ([0.1, np.inf], ("slopes: expected finite numbers", "inf")),
     ],
 )
-def test_options_that_do_not_fit(name: str, keywords: dict, parts: tuple) -> None:
+def test_slopes_that_do_not_fit(name: str, slopes: Any, parts: tuple) -> None:
     q, k, v = inputs(9)
-    calls = [
-        functools.partial(getattr(attention, f"{name}_{form}"), q, k, v)
-        for form in ("attention", "prefill")
-    ]
-    if "slopes" in keywords:
-        calls.append(functools.partial(getattr(attention, f"{name}_weights"), q, k))
-    for call in calls:
-        assert_rejects(functools.partial(call, **keywords), *parts)
+    for part in ("attention", "prefill", "weights"):
+        call = getattr(attention, f"{name}_{part}")
+        arrays = (q, k) if part == "weights" else (q, k, v)
+        assert_rejects(lambda c=call, a=arrays: c(*a, slopes=slopes), *parts)

@@ -7,7 +7,6 @@ computes in float32). Every case of these families is covered.
 
 import functools
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,7 +34,6 @@ COUNTS = {
     "gau": 4,
     "flash": 3,
 }
-FAMILIES = tuple(COUNTS)
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
 Arrays = dict[str, jax.Array]
@@ -43,7 +41,7 @@ Arrays = dict[str, jax.Array]
 if not golden.AVAILABLE:
     pytest.skip(golden.REASON, allow_module_level=True)
 
-CASES = [case for family in FAMILIES for case in golden.select(family)]
+CASES = [case for family in COUNTS for case in golden.select(family)]
 CAUSAL = [case for case in CASES if golden_builders.is_causal(case)]
 # The kernels compiled for the CPU; not streams, and no competition between heads.
 NATIVE = [
@@ -79,39 +77,41 @@ def _compare(
     assert error <= tolerance, f"{name}: {error:.2e} of the largest value"
 
 
-def _run_and_pull_back(
-    run: Callable[[Arrays], jax.Array], inputs: Arrays, cotangent: jax.Array
-) -> tuple[jax.Array, Arrays]:
-    @fast_jit
-    def both(inputs: Arrays) -> tuple[jax.Array, Arrays]:
-        out, pullback = jax.vjp(run, inputs)
-        return out, pullback(cotangent)[0]
-
-    return both(inputs)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_output_and_gradients(case: dict[str, Any], dtype: str) -> None:
     _check(case, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", golden.select("softmax"), ids=lambda c: c["name"])
-def test_softmax_in_blocks(case: dict[str, Any], dtype: str) -> None:
-    _check(case, dtype, implementation="blocks", block=7)
+OTHERS = [
+    pytest.param(case, dtype, {"implementation": "blocks", "block": 7}, id=case["name"])
+    for case in golden.select("softmax")
+    for dtype in TOLERANCE
+]
+without = pytest.mark.skipif(NO_NATIVE is not None, reason=f"{NO_NATIVE}")
+OTHERS += [
+    pytest.param(
+        case, "float32", {"implementation": "native"}, id=case["name"], marks=without
+    )
+    for case in NATIVE
+]
 
 
-@pytest.mark.skipif(NO_NATIVE is not None, reason=f"{NO_NATIVE}")
-@pytest.mark.parametrize("case", NATIVE, ids=lambda case: case["name"])
-def test_native_kernels(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("case", "dtype", "options"), OTHERS)
+def test_other_implementations(
+    case: dict[str, Any],
+    dtype: str,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Softmax in blocks, and the kernels of CPUs."""
     name = f"{case['name'].split('_')[0]}_attention"
-    native = functools.partial(getattr(attention, name), implementation="native")
-    monkeypatch.setattr(attention, name, native)
-    _check(case, "float32")
+    function = functools.partial(getattr(attention, name), **options)
+    monkeypatch.setattr(attention, name, function)
+    _check(case, dtype)
 
 
-def _check(case: dict[str, Any], dtype: str, **options: Any) -> None:
+def _check(case: dict[str, Any], dtype: str) -> None:
     stored = golden.load(case)
     gradients = _gradient_names(stored)
     assert len(gradients) == sum(
@@ -126,9 +126,15 @@ def _check(case: dict[str, Any], dtype: str, **options: Any) -> None:
             if name not in outputs and not name.startswith("aux_")
         }
         builder = golden_builders.BUILDERS[case["name"].split("_")[0]]
-        run = builder(case, stored, **options)
+        run = builder(case, stored)
         cotangent = jnp.asarray(stored["cotangent"], dtype)
-        out, found = _run_and_pull_back(run, inputs, cotangent)
+
+        @fast_jit
+        def both(inputs: Arrays) -> tuple[jax.Array, Arrays]:
+            out, pullback = jax.vjp(run, inputs)
+            return out, pullback(cotangent)[0]
+
+        out, slopes = both(inputs)
         assert out.dtype == dtype
         tolerance = TOLERANCE[dtype]
         if case["compute_dtype"] != "float64":
@@ -136,21 +142,21 @@ def _check(case: dict[str, Any], dtype: str, **options: Any) -> None:
         _compare("out", out, stored["out"], tolerance)
         floor = max([1e-3 * np.abs(stored[name]).max() for name in gradients] or [0])
         for name, source in gradients.items():
-            _compare(name, found[source], stored[name], tolerance, floor)
+            _compare(name, slopes[source], stored[name], tolerance, floor)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_case_is_covered(family: str) -> None:
+def test_every_case_is_covered() -> None:
     """A folder may hold more cases than these; those are run as well."""
-    families = Counter(case["name"].split("_")[0] for case in CASES)
-    assert families[family] == len(golden.select(family)) >= COUNTS[family]
-
-
-def test_causal_cases_are_run_as_such() -> None:
-    families = Counter(case["name"].split("_")[0] for case in CAUSAL)
-    causal = {"softmax": 1, "linear": 6, "cosformer": 8, "flow": 5, "performer": 4}
-    causal |= {"lightning": 1, "fla": 1, "gau": 1, "flash": 1}
-    assert families >= Counter(causal)
+    families, causal = (
+        Counter(case["name"].split("_")[0] for case in cases)
+        for cases in (CASES, CAUSAL)
+    )
+    assert families == Counter({name: len(golden.select(name)) for name in COUNTS})
+    assert families >= Counter(COUNTS)
+    assert causal >= Counter(
+        {"softmax": 1, "linear": 6, "cosformer": 8, "flow": 5, "performer": 4}
+        | {"lightning": 1, "fla": 1, "gau": 1, "flash": 1}
+    )
 
 
 FLOW_TERMS = [

@@ -11,15 +11,13 @@ from ..mechanisms import (
     STREAMS,
     assert_rejects,
     case,
+    inputs,
     run,
     weights,
 )
-from ..mechanisms import (
-    inputs as arrays,
-)
 
 PATTERNS = ("local", "longformer", "bigbird", "sparse", "reformer", "sinkhorn")
-Q, K, V = arrays(2, query_length=5)  # (2, 5, 2, 4), (2, 7, 2, 4), (2, 7, 2, 4)
+Q, K, V = inputs(2, query_length=5)  # (2, 5, 2, 4), (2, 7, 2, 4), (2, 7, 2, 4)
 
 
 @pytest.mark.parametrize(

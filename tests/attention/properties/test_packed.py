@@ -13,6 +13,7 @@ from lra_jax import attention
 from lra_jax.attention.causal.engine import Chunking
 
 from ..mechanisms import (
+    ALL_FORMS,
     CAUSAL,
     NAMES,
     SMALL,
@@ -49,12 +50,9 @@ CHUNKINGS = [Chunking(3, 6), Chunking(5, 5, "parallel")]
 MORE_CHUNKINGS = [Chunking(1, 2), Chunking(4, 4), Chunking(64)]
 # Options that other formulas belong to.
 OPTIONS = [
-    ("cosformer", {"reweight": False}, False),
-    ("cosformer", {"reweight": False}, True),
-    ("performer", {"kernel": "relu"}, False),
-    ("performer", {"kernel": "relu"}, True),
-    ("flow", {"clip": None}, False),
-    ("flow", {"clip": None}, True),
+    *itertools.product(["cosformer"], [{"reweight": False}], [False, True]),
+    *itertools.product(["performer"], [{"kernel": "relu"}], [False, True]),
+    *itertools.product(["flow"], [{"clip": None}], [False, True]),
     ("flow", {"competition": False}, False),
 ]
 
@@ -154,24 +152,15 @@ def test_documents_under_other_options(name: str, options: dict, causal: bool) -
     _check(name, causal, options, **(cuts(name, CHUNKINGS[0]) if causal else {}))
 
 
-FORMS = [
-    (name, form)
-    for name in PACKED
-    for form in ("full", "causal")
-    if form == "full" or name in CAUSAL
-]
-
-
-@pytest.mark.parametrize(("name", "form"), FORMS)
+@pytest.mark.parametrize(("name", "form"), [x for x in ALL_FORMS if x[0] in PACKED])
 def test_positions_hidden_in_documents(name: str, form: str) -> None:
     """A mask in addition: some documents begin or end with a hidden position."""
-    more = {"is_causal": True} | cuts(name, SMALL) if form == "causal" else {}
     seen = np.random.default_rng(39).random(IDS.shape) < 0.6
 
     @fast_jit
     def call(query, key, value, mask, ids=None):
         masks = {"query_mask": mask} if takes(name, "query_mask") else {}
-        return run(name)(query, key, value, mask, segment_ids=ids, **masks, **more)
+        return run(name, form)(query, key, value, mask, segment_ids=ids, **masks)
 
     with jax.enable_x64(True):
         arrays, _ = _given(name)
@@ -189,7 +178,7 @@ def test_positions_hidden_in_documents(name: str, form: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PACKED if takes(name, "gate")])
 def test_gates_of_padding_between_documents_do_not_matter(name: str) -> None:
-    more = {"is_causal": True} | cuts(name, SMALL) if name in CAUSAL else {}
+    form = "causal" if name in CAUSAL else "full"
     real = (IDS > 0)[:, :, None, None]
     sizes = {"batch": BATCH, "query_length": LENGTH, "length": LENGTH}
     given = dict(zip(("query", "key", "value"), inputs(37, **sizes), strict=True))
@@ -198,7 +187,7 @@ def test_gates_of_padding_between_documents_do_not_matter(name: str) -> None:
     @fast_jit
     def slope(given):
         def loss(given):
-            out = run(name)(**given, segment_ids=jnp.asarray(IDS), **more)
+            out = run(name, form)(**given, segment_ids=jnp.asarray(IDS))
             out = jnp.where(real, out, 0)
             return jnp.sin(out).sum(), out
 

@@ -318,18 +318,13 @@ def test_states_that_do_not_fit() -> None:
     )
 
 
-def test_softmax_takes_a_mask_of_pairs() -> None:
+def test_masks_of_pairs_and_of_heads() -> None:
     q, k, v = inputs(8)
+    call = attention.softmax_attention
     pairs = np.tri(7, dtype=bool)[None, None]
-    got = attention.softmax_attention(q, k, v, pairs)
-    assert_close(got, formula(q, k, v, causal=True))
-
-
-def test_every_pair_of_softmax_may_be_masked_by_head() -> None:
-    q, k, v = inputs(1, heads=2)
-    mask = np.ones((1, 2, 1, 7), bool)
-    mask[0, 0, 0, 3:] = False
-    got = attention.softmax_attention(q, k, v, mask)
-    short = attention.softmax_attention(q, k[:, :3], v[:, :3])
-    assert_close(got[:, :, 0], short[:, :, 0])
-    assert_close(got[:, :, 1], attention.softmax_attention(q, k, v)[:, :, 1])
+    assert_close(call(q, k, v, pairs), formula(q, k, v, causal=True))
+    heads = np.ones((1, 2, 1, 7), bool)
+    heads[0, 0, 0, 3:] = False
+    out = call(q, k, v, heads)
+    assert_close(out[:, :, 0], formula(q, k[:, :3], v[:, :3])[:, :, 0])
+    assert_close(out[:, :, 1], formula(q, k, v)[:, :, 1])
