@@ -41,15 +41,15 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
 from lra_jax import kernels
-from lra_jax.attention import dense, feature_maps, inputs, masking, streams
+from lra_jax.attention import dense, feature_maps, inputs, streams
 from lra_jax.attention.call import Call, attention_of
 from lra_jax.attention.causal import engine
-from lra_jax.attention.linear import core
+from lra_jax.attention.linear import core, positions
+from lra_jax.attention.linear.positions import MaxLength, Positions
 from lra_jax.attention.linear.sums import Sums
 from lra_jax.errors import expected, known
 
@@ -63,7 +63,6 @@ __all__ = [
 ]
 
 
-MaxLength = int | np.integer | jax.Array | np.ndarray | None
 # Cosines and sines of positions, `[1 or B, T]` each.
 Tables = tuple[jax.Array, jax.Array]
 
@@ -76,13 +75,6 @@ class CosformerState(NamedTuple):
     max_length: jax.Array  # M of each sample, [B] int32
 
     __repr__ = streams.show_shapes
-
-
-class _Places(NamedTuple):
-    """Where the positions of a call are."""
-
-    position: np.ndarray | jax.Array  # [1 or B, T]; of queries or keys, the longer
-    max_length: int | jax.Array  # M, or one per sample, [B]
 
 
 def _run(
@@ -104,9 +96,9 @@ def _run(
     if grid is not None and call.axis is not None:
         raise expected("grid", "None for a sequence split over devices", grid)
     is_fixed = grid is not None or not reweight
-    places = _places(call, None if grid is not None else max_length, is_fixed)
-    call = _hide_beyond(call, places)
-    dimensions = [places] if grid is None else _grid_places(grid)
+    places = positions.locate(call, None if grid is not None else max_length, is_fixed)
+    call = positions.hide_beyond(call, places)
+    dimensions = [places] if grid is None else positions.on_grid(grid)
     dimensions = dimensions if reweight else []
     kernel = core.Kernel(
         feature_map=feature_map,
@@ -216,120 +208,12 @@ def _rotate(features: jax.Array, tables: list[Tables]) -> jax.Array:
     return features
 
 
-def _places(call: Call, max_length: MaxLength, is_fixed: bool) -> _Places:
-    """The positions of a call and its M.
-
-    With ``is_fixed`` the default M is not that of each sample.
-
-    Raises:
-      ValueError: `max_length` does not fit, or a visible position lies beyond it.
-    """
-    length = max(call.query.shape[1], call.key.shape[1])
-    position: Any = np.arange(length, dtype=np.int32)[None]
-    if call.axis is not None:
-        position = position + jax.lax.axis_index(call.axis) * length
-        length = length * jax.lax.axis_size(call.axis)
-    if call.rows is not None:
-        position = call.rows.position
-    if call.state is not None:
-        return _stream_places(call, position, max_length)
-    if call.streams:
-        shortest = length if call.rows is None else 1
-        return _Places(position, inputs.check_max_length(max_length, shortest))
-    if max_length is None:
-        is_cross = call.query.shape[1] != call.key.shape[1]
-        if call.mask is None or call.rows is not None or is_cross or is_fixed:
-            return _Places(position, length)
-        return _sample_places(call, position)
-    if not isinstance(max_length, int | np.integer):
-        return _Places(position, _sample_lengths(max_length, call.query.shape[0]))
-    if call.rows is not None:
-        return _Places(position, inputs.check_size("max_length", max_length))
-    if max_length < length:
-        needed = f"at least max(T, S)={length}, so that every weight is positive"
-        raise expected("max_length", needed, max_length)
-    return _Places(position, int(max_length))
-
-
-def _sample_places(call: Call, position: jax.Array | np.ndarray) -> _Places:
-    """Positions from each sample's first real one, and M as if it were alone."""
-    mask = jnp.asarray(call.mask)
-    end = jnp.where(mask, position + 1, 0).max(1)
-    first = jnp.where(mask, position, np.iinfo(np.int32).max).min(1)
-    if call.axis is not None:
-        end, first = jax.lax.pmax(end, call.axis), jax.lax.pmin(first, call.axis)
-    first = jnp.minimum(first, end)
-    return _Places(position - first[:, None], end - first)
-
-
-def _sample_lengths(max_length: jax.Array | np.ndarray, batch: int) -> jax.Array:
-    """M of each sample, `[B]` int32: positions are compared with it."""
-    lengths = jnp.asarray(max_length)
-    if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise expected(
-            "max_length",
-            f"an int, None or an integer array [B]={(batch,)}",
-            f"{lengths.dtype} of shape {lengths.shape}",
-        )
-    return lengths.astype(jnp.int32)
-
-
-def _stream_places(call: Call, position: Any, max_length: MaxLength) -> _Places:
-    """The positions of a later part of a stream.
-
-    Those from M on count as the last one, M - 1, so that every weight stays positive.
-
-    Raises:
-      ValueError: a visible one reaches beyond M; checked only if they are concrete.
-    """
-    if max_length is not None:
-        raise expected("max_length", "None with a state", max_length)
-    start, limit = call.state.position, call.state.max_length
-    if not isinstance(start, jax.core.Tracer):
-        start = np.asarray(start)  # Under jax.jit, jnp would trace it.
-    start = start[:, None]
-    if call.rows is not None:
-        start = jnp.where(call.rows.number <= 1, start, 0)
-    position = position + start
-    if not any(isinstance(x, jax.core.Tracer) for x in (position, call.mask, limit)):
-        mask = True if call.mask is None else call.mask
-        ends = np.where(mask, np.asarray(position) + 1, 0).max(1)
-        known_limit = np.asarray(limit)
-        longest = int((ends - known_limit).argmax())
-        if ends[longest] > known_limit[longest]:
-            needed = f"at least {ends[longest]} for a stream that goes this far"
-            raise expected("max_length", needed, known_limit[longest])
-    return _Places(jnp.minimum(position, limit[:, None] - 1), limit)
-
-
-def _hide_beyond(call: Call, places: _Places) -> Call:
-    """Hides positions that are not below M, and those before a sample's first."""
-    position, limit = places
-    is_static = isinstance(position, np.ndarray) or call.axis is not None
-    is_static &= call.rows is None and isinstance(limit, int)
-    if is_static or call.state is not None:
-        return call
-    if not isinstance(limit, int):
-        limit = limit[:, None]
-    within = jnp.asarray((position >= 0) & (position < limit))
-    length, keys = call.query.shape[1], call.key.shape[1]
-    return call.replace(
-        mask=masking.both(call.mask, within[:, :keys]), query_mask=within[:, :length]
-    )
-
-
-def _grid_places(grid: tuple[int, int]) -> list[_Places]:
-    """The row of every position, and its column."""
-    rows, columns = np.divmod(np.arange(math.prod(grid)), grid[1])
-    return [_Places(rows[None], grid[0]), _Places(columns[None], grid[1])]
-
-
-def _tables(dtype: Any, dimensions: list[_Places]) -> list[Tables]:
+def _tables(dtype: Any, dimensions: list[Positions]) -> list[Tables]:
     """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
     return [_cos_and_sin(places, dtype) for places in dimensions]
 
 
-def _cos_and_sin(places: _Places, dtype: Any) -> Tables:
+def _cos_and_sin(places: Positions, dtype: Any) -> Tables:
     position, limit = places
     if isinstance(position, np.ndarray) and isinstance(limit, int):
         angles = position * (math.pi / 2 / limit)  # in float64
