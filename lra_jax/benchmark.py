@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> None:
         kept = files[0].with_suffix(".incomplete.json") if files else None
         keep = (lambda: report.write(kept, None)) if kept else (lambda: None)
         # A job that is asked to end also keeps its figures.
-        with signals.left_to(signal.default_int_handler):
+        with signals.leave_to(signal.default_int_handler):
             report.measure(lambda text: print(text, flush=True), keep)
         print(f"\n{report.text()}")
         if files is not None and kept is not None:
@@ -84,7 +84,7 @@ def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
         runtime.configure_jax(cpu_devices=1)
         from lra_jax.benchmarking import one_part
 
-        with signals.left_to(signal.default_int_handler):
+        with signals.leave_to(signal.default_int_handler):
             one_part.run(config, accelerator.file_of(config, config.part), say)
         return
     signals.advise(_ADVICE)

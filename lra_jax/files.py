@@ -147,7 +147,7 @@ def expand_home(path: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def locked(file: pathlib.Path, wait: bool = True) -> Iterator[None]:
+def lock(file: pathlib.Path, wait: bool = True) -> Iterator[None]:
     """Holds the lock of a file; it is released when the process ends, however it ends.
 
     On a file system without locks, nothing is locked. Data are safe even there, because
@@ -164,16 +164,16 @@ def locked(file: pathlib.Path, wait: bool = True) -> Iterator[None]:
     import filelock  # Not needed for --help.
 
     # A soft lock, the fallback, would outlast a killed process on another machine.
-    lock = filelock.FileLock(file, blocking=wait, fallback_to_soft=False)
+    held = filelock.FileLock(file, blocking=wait, fallback_to_soft=False)
     try:
-        lock.acquire()
+        held.acquire()
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
     try:
         yield
     finally:
-        lock.release()
+        held.release()
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ def write_json(path: pathlib.Path, values: Any) -> None:
     write_text(path, json.dumps(values, indent=2) + "\n")
 
 
-def walked(
+def walk_links(
     root: pathlib.Path, onerror: Callable[[OSError], object] | None = None
 ) -> Iterator[tuple[pathlib.Path, list[str], list[str]]]:
     """``os.walk`` through links to folders, too; no folder comes twice.
@@ -247,6 +247,6 @@ def walked(
         yield pathlib.Path(folder), inside, sorted(names)
 
 
-def unfollowed(path: str, flags: int) -> int:
-    """For ``open(..., opener=unfollowed)``: refuses a symbolic link."""
+def refuse_links(path: str, flags: int) -> int:
+    """For ``open(..., opener=refuse_links)``: refuses a symbolic link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

@@ -78,7 +78,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
     """
     from lra_jax.models import CausalLM, load
     from lra_jax.models.generation import tokens_in_turn
-    from lra_jax.vocabularies import Words, described
+    from lra_jax.vocabularies import Words, from_raw
 
     try:
         saved = load(config.workdir, allow_code=config.allow_code)
@@ -90,7 +90,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
     if not isinstance(saved.model, CausalLM):
         got = a_thing(saved.model)
         raise expected("--workdir", "a run of --task=lm", got)
-    vocabulary = described(saved.raw)
+    vocabulary = from_raw(saved.raw)
     prompts = [_encoded(vocabulary, text) for text in texts]
     try:
         steps = tokens_in_turn(

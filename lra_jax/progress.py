@@ -52,7 +52,7 @@ class Clock:
             self._due = now + self._pause
 
 
-def told(
+def track(
     items: Iterable[Item],
     what: str,
     total: int,

@@ -263,7 +263,7 @@ def _start(run: Planned) -> int:
                 child.send_signal(signum)
 
     child = None
-    with signals.left_to(forward):
+    with signals.leave_to(forward):
         child = subprocess.Popen(command)
         if received:
             child.send_signal(received[-1])

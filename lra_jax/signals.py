@@ -80,7 +80,7 @@ def run(main: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def raised() -> Iterator[None]:
+def raise_in_context() -> Iterator[None]:
     """Context that a signal ends by an exception, so that it can clean up.
 
     Then the command ends. Outside a command's process, signals act as usual.
@@ -105,7 +105,7 @@ def raised() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def left_to(handler: Handler) -> Iterator[None]:
+def leave_to(handler: Handler) -> Iterator[None]:
     """Context in which only this function handles signals, in the main thread.
 
     It also gets a signal that came just before, which the thread leaves to it.

@@ -23,7 +23,7 @@ class Vocabulary(Protocol):
 
     @property
     def raw(self) -> dict[str, Any]:
-        """The description that `described` reads."""
+        """The description that `from_raw` reads."""
         ...
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -197,7 +197,7 @@ def make(kind: str, size: int, texts: Sequence[bytes]) -> Vocabulary:
     return Bytes()
 
 
-def described(raw: Mapping[str, Any]) -> Vocabulary:
+def from_raw(raw: Mapping[str, Any]) -> Vocabulary:
     """Makes the vocabulary from its description, or from one that contains it.
 
     Raises:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lra_jax.files import locked, make_room, replacing, write_text
+from lra_jax.files import lock, make_room, replacing, write_text
 
 
 def test_an_error_leaves_the_file_as_it_was(tmp_path):
@@ -61,7 +61,7 @@ def test_nothing_is_written_through_a_symbolic_link(tmp_path):
         (tmp_path / name).symlink_to(theirs)
     write_text(tmp_path / "a.txt", "mine")
     assert (tmp_path / "a.txt").read_text() == "mine"
-    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / ".lock"):
+    with pytest.raises(OSError, match="symbolic links"), lock(tmp_path / ".lock"):
         pass
     assert theirs.read_text() == "precious"
 
@@ -69,9 +69,9 @@ def test_nothing_is_written_through_a_symbolic_link(tmp_path):
 def test_a_lock_leaves_the_content_alone(tmp_path):
     file = tmp_path / "file"
     file.write_text("precious")
-    with locked(file), pytest.raises(TimeoutError), locked(file, wait=False):
+    with lock(file), pytest.raises(TimeoutError), lock(file, wait=False):
         pass
-    with locked(file, wait=False):
+    with lock(file, wait=False):
         pass
     assert file.read_text() == "precious"
 

@@ -12,7 +12,7 @@ def _told(monkeypatch, capsys, seconds: list[float]) -> list[str]:
     now = 0.0
     monkeypatch.setattr(progress.sys, "__stdout__", progress.sys.stdout)
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    items = progress.told(range(len(seconds)), "rows", len(seconds))
+    items = progress.track(range(len(seconds)), "rows", len(seconds))
     for index, _ in enumerate(items):
         now += seconds[index]
     return capsys.readouterr().out.splitlines()

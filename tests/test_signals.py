@@ -24,7 +24,7 @@ def slow(signum, handler):
 
 signal.signal = slow
 came = []
-with signals.left_to(lambda signum, frame: came.append(int(signum))):
+with signals.leave_to(lambda signum, frame: came.append(int(signum))):
     print(came)
 """
 

@@ -8,7 +8,7 @@ import pytest
 
 from lra_jax.data.language import wikitext
 from lra_jax.data.language.prepare import prepare
-from lra_jax.vocabularies import Bpe, Bytes, Words, described
+from lra_jax.vocabularies import Bpe, Bytes, Words, from_raw
 
 # As the files of WikiText are: blanks around lines, titles, and unknown words.
 ARTICLE = (
@@ -111,7 +111,7 @@ def test_byte_pairs_give_every_byte_back_token_by_token():
     ids=["bytes", "words", "bpe"],
 )
 def test_a_vocabulary_comes_back_from_its_description(vocabulary):
-    again = described(vocabulary.raw)
+    again = from_raw(vocabulary.raw)
     assert (again.size, again.end, again.mask) == (
         vocabulary.size,
         vocabulary.end,

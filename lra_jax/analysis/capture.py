@@ -158,7 +158,7 @@ def variant_states(
     first, values = blocks[0]
     rows = {name: values[name][0] for name in ("mask", "segment_ids")}
     states = {}
-    for name, variant in progress.told(variants.items(), "variants", len(variants)):
+    for name, variant in progress.track(variants.items(), "variants", len(variants)):
         xs, memory = [values["inputs"][0]], None
         for block, _ in blocks:
             has_own = block.attention.own_parameters

@@ -262,7 +262,7 @@ def fit_epochs(
     epoch = jax.jit(lambda carry, data: jax.lax.scan(step, carry, data))
     carry = (params, optimizer.init(params), jax.random.key(seed))
     losses = []
-    for _ in progress.told(range(epochs), "epochs", epochs):
+    for _ in progress.track(range(epochs), "epochs", epochs):
         carry, values = epoch(carry, data)
         losses.append(float(values.mean()))
     nnx.update(model, carry[0])

@@ -202,7 +202,7 @@ def _heat_map(quarter: np.ndarray, low: float, is_last: bool) -> Panel:
 
 def _measure(calls: Sequence[AttentionCall], mask: np.ndarray) -> Spectra:
     curves, ranks, means, worst = [], [], [], []
-    for call in progress.told(calls, "layers", len(calls)):
+    for call in progress.track(calls, "layers", len(calls)):
         weights = call.weights()
         by_example = [w[:, m][:, :, m] for w, m in zip(weights, mask, strict=True)]
         curves.append(np.mean([_interpolate(w) for w in by_example], 0))

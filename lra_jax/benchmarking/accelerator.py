@@ -18,7 +18,7 @@ from typing import Any
 from lra_jax.benchmarking import accelerator_page, parts
 from lra_jax.benchmarking.settings import BenchmarkConfig
 from lra_jax.errors import expected
-from lra_jax.files import expand_home, locked, read_json, write_json
+from lra_jax.files import expand_home, lock, read_json, write_json
 
 _NAME = "accelerator"
 _ENDED_WELL = ("done", "skipped")
@@ -96,7 +96,7 @@ class Accelerator:
         Raises:
           Stopped: a signal was received; finished parts are kept.
         """
-        with locked(self._parts / "lock", wait=False):
+        with lock(self._parts / "lock", wait=False):
             outcomes = self._begin()
             say(self.values["device"])
             for part in parts.PARTS:

@@ -98,7 +98,7 @@ def run(
     asked = False
     with (
         log.open("w", encoding="utf-8") as output,
-        signals.left_to(lambda signum, _: received.append(signum)),
+        signals.leave_to(lambda signum, _: received.append(signum)),
         subprocess.Popen(
             command,
             env=variables,

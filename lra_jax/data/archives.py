@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from lra_jax import progress
 from lra_jax.errors import expected
-from lra_jax.files import locked, open_regular, unfollowed
+from lra_jax.files import lock, open_regular, refuse_links
 from lra_jax.seals import sha256
 
 _TIMEOUT = 15
@@ -73,7 +73,7 @@ def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:
     file = folder / archive.name
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / f".{archive.name}.lock"):
+        with lock(folder / f".{archive.name}.lock"):
             if not file.exists():
                 _download(archive, file)
     size = file.stat().st_size
@@ -236,7 +236,7 @@ def _download(archive: Archive, file: pathlib.Path) -> None:
         if free < total - have:
             reason = f"only {free:,} bytes are free for {archive.describe()}"
             raise OSError(errno.ENOSPC, reason)
-        with open(part, "ab" if have else "wb", opener=unfollowed) as target:
+        with open(part, "ab" if have else "wb", opener=refuse_links) as target:
             _copy(archive, file, response, target, total - have)
     size = part.stat().st_size
     if length is not None and size < total:
@@ -280,7 +280,7 @@ def _copy(
 
     progress.aside(f"downloading {archive.name}, {size / 1e6:.1f} MB")
     items, total = f"MB of {archive.name}", -(-size // _BLOCK)
-    for block in progress.told(iter(read, b""), items, total, progress.aside):
+    for block in progress.track(iter(read, b""), items, total, progress.aside):
         target.write(block)
 
 

@@ -47,7 +47,7 @@ from tensorflow_datasets.core.utils import file_utils
 from lra_jax import progress, seals, signals
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import check_path, expected, on_one_line, writable
-from lra_jax.files import expand_home, locked
+from lra_jax.files import expand_home, lock
 
 _SHARD_BYTES = 128 << 20
 _STALE_SECONDS = 3600
@@ -160,7 +160,7 @@ class _Recorder:
         taken = itertools.islice(examples, count)
         if not sys.stderr.isatty():  # On a terminal, tfds shows a bar.
             # Not on stdout, which may be the output of a command.
-            taken = progress.told(taken, f"{split} examples", count, progress.aside)
+            taken = progress.track(taken, f"{split} examples", count, progress.aside)
         for key, (*arrays, label) in enumerate(taken):
             record = dict(zip(self._sequences, arrays, strict=True))
             self._check(f"{split} example {key + 1}", record, label)
@@ -221,7 +221,7 @@ def prepare(
     if not folder.exists():
         with writable("--data.dir", "a folder", root):
             folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.parent / ".lock"):
+        with lock(folder.parent / ".lock"):
             if not folder.exists():
                 _write(_build(builder_class, config, root), folder)
     return _opened(folder, lambda: _build(builder_class, config, root))
@@ -306,7 +306,7 @@ def _write(builder: SequenceBuilder, path: pathlib.Path):
     _logger.info("Preparing %s in %s", builder.info.full_name, path)
     start = time.perf_counter()
     try:
-        with _quiet(), _own_randomness(), signals.raised():
+        with _quiet(), _own_randomness(), signals.raise_in_context():
             builder.download_and_prepare()
         seals.write(path, name=builder.info.full_name)
     except OSError:

@@ -21,7 +21,7 @@ import numpy as np
 from lra_jax.data import archives, builder, checks, originals, token_files
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
-from lra_jax.files import locked, read_lines
+from lra_jax.files import lock, read_lines
 
 ARCHIVE = archives.Archive(
     name="lra_release.gz",
@@ -141,7 +141,7 @@ def _unpacked(path: pathlib.Path, root: pathlib.Path) -> dict[str, pathlib.Path]
     downloads = root / "downloads"
     folder = downloads / f"lra_release-{checks.digest([path])}"
     downloads.mkdir(parents=True, exist_ok=True)
-    with locked(downloads / f".{folder.name}.lock"):
+    with lock(downloads / f".{folder.name}.lock"):
         if not folder.is_dir():
             members = {f"tsv_data/{name}": name for name in FILES.values()}
             archives.extract(ARCHIVE, path, members, folder)

@@ -36,7 +36,7 @@ def check_raw(raw: Raw) -> None:
     """
     kind = known("raw", raw.get("kind", ""), _KINDS)
     if kind == "vocabulary":
-        vocabularies.described(raw)
+        vocabularies.from_raw(raw)
     for name, of in {"ids": "words", "shape": "pixels"}.items():
         if kind == of and not raw.get(name):
             raise expected("raw", f"{name} for kind={of!r}", "none")
@@ -97,7 +97,7 @@ def _utf8(name: str, example: Any) -> bytes:
 
 
 def _with_vocabulary(raw: Raw) -> Callable[[Raw, str, Any], np.ndarray]:
-    vocabulary = vocabularies.described(raw)
+    vocabulary = vocabularies.from_raw(raw)
 
     def read(raw: Raw, name: str, example: Any) -> np.ndarray:
         if not isinstance(example, str | bytes):

@@ -9,7 +9,7 @@ from typing import Any
 from lra_jax import own_code
 from lra_jax.configs import Config
 from lra_jax.errors import InputError, expected, on_one_line, renamed
-from lra_jax.files import read_json, walked
+from lra_jax.files import read_json, walk_links
 from lra_jax.tasks import get_task
 from lra_jax.training.metrics import FILE, missing_reports, read_metrics
 from lra_jax.training.result import Result, read_result
@@ -141,7 +141,7 @@ def _find_runs(folder: Path) -> list[Path]:
     if not folder.is_dir():
         kind = "a file" if folder.exists() else "which does not exist"
         raise expected("RUNS", "a folder of runs", f"{folder}, {kind}")
-    places = [place for place, _, files in walked(folder) if "config.json" in files]
+    places = [place for place, _, files in walk_links(folder) if "config.json" in files]
     if not places:
         raise expected("RUNS", "run directories (with a config.json)", folder)
     return sorted(places)

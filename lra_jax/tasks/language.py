@@ -193,7 +193,7 @@ def prepare_texts(
             kind, raw = read_kind_and_raw(checkpoint)
         _check_masked(kind)
         with _of_checkpoint():
-            vocabulary = vocabularies.described(raw)
+            vocabulary = vocabularies.from_raw(raw)
     return labelled.prepare(
         data_dir, path=path, seed=seed, max_length=max_length, vocabulary=vocabulary
     )

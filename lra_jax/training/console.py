@@ -101,7 +101,7 @@ class RunConsole:
         if self._console.quiet:
             yield from batches
         elif not self._bar.live.is_started:
-            yield from progress.told(batches, "evaluation batches", total)
+            yield from progress.track(batches, "evaluation batches", total)
         else:
             for done, batch in enumerate(batches):
                 share = f"evaluating, {done} of {total} batches"

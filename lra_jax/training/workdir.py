@@ -24,7 +24,7 @@ from lra_jax import seals
 from lra_jax.configs import Config
 from lra_jax.configs.base import with_effect
 from lra_jax.errors import check_path, expected
-from lra_jax.files import locked, read_json, write_json
+from lra_jax.files import lock, read_json, write_json
 
 _MADE_FIRST = ("config.json", ".lock", "code", "events", "profile", "wandb")
 _MADE_LATER = (
@@ -221,7 +221,7 @@ def exclusive(workdir: Path) -> Iterator[None]:
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(workdir / ".lock", wait=False))
+            stack.enter_context(lock(workdir / ".lock", wait=False))
         except TimeoutError as error:
             got = f"{workdir}, which is in use by another process"
             requirement = "a directory for this run alone"

@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 from lra_jax.data import checks
 from lra_jax.data.dataset import SPLITS
 from lra_jax.errors import expected
-from lra_jax.files import read_bytes, walked
+from lra_jax.files import read_bytes, walk_links
 
 # For validation and for test, each.
 _SHARE = 0.03
@@ -94,7 +94,7 @@ def folders(
     Raises:
       ValueError: a folder cannot be read.
     """
-    for folder, inside, names in walked(root, _refuse):
+    for folder, inside, names in walk_links(root, _refuse):
         inside[:] = [
             name
             for name in inside

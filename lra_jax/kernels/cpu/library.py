@@ -152,7 +152,7 @@ def _compile() -> Path:
     if library.exists():  # Also where nothing can be written.
         return library
     folder.mkdir(parents=True, exist_ok=True)
-    with files.locked(folder / f"{name}.lock"):
+    with files.lock(folder / f"{name}.lock"):
         if not library.exists():
             with files.replacing(library) as partial:
                 own = [str(x) for x in sources if x.suffix == ".cc"]

@@ -189,7 +189,7 @@ def test_a_saved_model_reads_texts_in_the_same_way(tokenizer, tmp_path):
     settings = {"tokenizer": tokenizer, "vocab_size": 300, "max_length": 8}
     dataset = prepare(path=str(tmp_path / "a.txt"), **settings)
     check_raw(dataset.raw)
-    vocabulary = vocabularies.described(dataset.raw)
+    vocabulary = vocabularies.from_raw(dataset.raw)
     tokens = reader(dataset.raw, 99)("text", "the cat\n\nsaw")
     expected = "the cat \n\n<unk> " if tokenizer == "words" else "the cat\n\nsaw"
     assert vocabulary.decode(tokens).decode() == expected
