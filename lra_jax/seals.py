@@ -39,12 +39,12 @@ def read(folder: Path) -> tuple[dict[str, Any] | None, str]:
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         return {}, f"a damaged {NAME}"
     try:
-        found = _digests(folder)
+        digests = _digests(folder)
     except OSError as error:
         return values, f"an unreadable {Path(error.filename or folder).name}"
     for name, needed in files.items():
-        if found.get(name) != needed:
-            return values, f"{'another' if name in found else 'no'} {name}"
+        if digests.get(name) != needed:
+            return values, f"{'another' if name in digests else 'no'} {name}"
     return values, ""
 
 
@@ -58,9 +58,9 @@ def _digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file below a folder, except the seal."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != NAME)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        found = list(pool.map(sha256, files))
+        digests = list(pool.map(sha256, files))
     names = (file.relative_to(folder).as_posix() for file in files)
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, digests, strict=True))
 
 
 def sha256(file: Path) -> str:
