@@ -81,17 +81,14 @@ def choose(
     return kernels.choose(implementation, arrays, mechanism=mechanism, **more)
 
 
-def chosen(
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    target: str,
-    dtype: str,
-    **sizes: Any,
-) -> Any:
+def on_one(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """As on a machine with one device of this kind."""
     monkeypatch.setattr(selection, "_own_target", lambda: target)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    arrays = [jnp.asarray(x, dtype) for x in inputs(0, **sizes)]
-    return choose("auto", arrays)
+
+
+def of_dtype(dtype: str, **sizes: Any) -> list[jax.Array]:
+    return [jnp.asarray(x, dtype) for x in inputs(0, **sizes)]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +104,7 @@ def chosen(
 def test_hopper_kernels_are_taken_where_they_are_faster(
     mechanism: str, length: int, takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    on_one(monkeypatch, "gpu")
     arrays = [jax.ShapeDtypeStruct((4, length, 8, 64), "bfloat16")] * 3
     assert choose("auto", arrays, mechanism) == (("gpu", False) if takes else None)
     assert choose("pallas", arrays, mechanism) == ("gpu", False)
@@ -118,8 +114,7 @@ def test_hopper_kernels_are_taken_where_they_are_faster(
 def test_causal_flow_has_kernels_for_cpus_only(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "_own_target", lambda: target)
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    on_one(monkeypatch, target)
     arrays = [jax.ShapeDtypeStruct((64, 1_024, 8, 64), "bfloat16")] * 3
     assert choose("auto", arrays, "flow", is_causal=True) is None
     with pytest.raises(ValueError, match="its kernels are for CPUs"):
@@ -127,54 +122,47 @@ def test_causal_flow_has_kernels_for_cpus_only(
 
 
 def test_auto_takes_kernels_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        # Nobody has timed a TPU's.
-        assert chosen(patch, target="tpu", dtype="float32") is None
-        half = {"target": "gpu", "dtype": "bfloat16"}
-        assert chosen(patch, **half, head_dim=64) == ("gpu", False)
-        # An argument that they do not take is no error then.
-        assert chosen(patch, target="gpu", dtype="float32", head_dim=64) is None
-        # The compiler cannot cut a kernel into parts, but shard_map does.
-        patch.setattr(jax, "device_count", lambda: 2)
-        arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, head_dim=64)]
-        assert choose("auto", arrays) is None
-        mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
-        found = []
+    half = of_dtype("bfloat16", head_dim=64)
+    on_one(monkeypatch, "tpu")  # Nobody has timed a TPU's.
+    assert choose("auto", of_dtype("float32")) is None
+    on_one(monkeypatch, "gpu")
+    assert choose("auto", half) == ("gpu", False)
+    # An argument that they do not take is no error then.
+    assert choose("auto", of_dtype("float32", head_dim=64)) is None
+    # The compiler cannot cut a kernel into parts, but shard_map does.
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert choose("auto", half) is None
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    choices = []
 
-        def local(*arrays):
-            found.append(choose("auto", arrays))
-            return arrays[0]
+    def local(*arrays):
+        choices.append(choose("auto", arrays))
+        return arrays[0]
 
-        spec = jax.P("x")
-        jax.eval_shape(
-            jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec),
-            *arrays,
-        )
-        assert found == [("gpu", False)]
+    spec = jax.P("x")
+    split = jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
+    jax.eval_shape(split, *half)
+    assert choices == [("gpu", False)]
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("mechanism", ["linear", "cosformer"])
 def test_gpu_kernels_up_to_their_widths(
-    mechanism: Any, monkeypatch: pytest.MonkeyPatch
+    mechanism: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    on_one(monkeypatch, "gpu")
+    monkeypatch.setattr(selection, "_GPU_POSITIONS", {})
 
-    def chosen(
-        implementation: Any, width: int, value_width: int, is_causal: bool
-    ) -> Any:
-        sizes = {"head_dim": width, "value_dim": value_width}
-        arrays = [jnp.asarray(x, "bfloat16") for x in inputs(0, **sizes)]
+    def of_widths(implementation: str, width: int, value_width: int) -> Any:
+        arrays = of_dtype("bfloat16", head_dim=width, value_dim=value_width)
         return choose(implementation, arrays, mechanism, is_causal=is_causal)
 
-    monkeypatch.setattr(selection, "_GPU_POSITIONS", {})
-    for is_causal in (True, False):
-        for implementation in ("auto", "pallas"):
-            assert chosen(implementation, 64, 64, is_causal) == ("gpu", False)
-        for sizes in ((65, 64), (64, 65)):
-            assert chosen("auto", *sizes, is_causal) is None
-            with pytest.raises(ValueError, match="at most 64, got"):
-                chosen("pallas", *sizes, is_causal)
+    for implementation in ("auto", "pallas"):
+        assert of_widths(implementation, 64, 64) == ("gpu", False)
+    for widths in ((65, 64), (64, 65)):
+        assert of_widths("auto", *widths) is None
+        with pytest.raises(ValueError, match="at most 64, got"):
+            of_widths("pallas", *widths)
 
 
 @pytest.mark.parametrize("target", ["tpu", "gpu"])

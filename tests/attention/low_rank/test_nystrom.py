@@ -60,14 +60,16 @@ def _jit(**options):
     return fast_jit(functools.partial(attention.nystrom_attention, **options))
 
 
-def test_one_landmark_a_position_is_softmax() -> None:
-    q, k, v = inputs(1)
+@pytest.mark.parametrize("landmarks", [7, 11, 3])
+def test_softmax_if_landmarks_are_the_positions(landmarks: int) -> None:
+    """One for each, more, which leave some empty, or for segments of equal ones."""
+    q, k, v = inputs(2, query_length=7, length=7)
+    if landmarks == 3:
+        q, k, v = inputs(2, query_length=12, length=12)
+        q, k = (np.repeat(x[:, ::4], 4, axis=1) for x in (q, k))
     with jax.enable_x64(True):
         arrays = [x.astype("float64") for x in (q, k, v)]
-        out = _jit(num_landmarks=7, iterations=25)(*arrays)
-        assert_close(out, jitted("softmax")(*arrays), 1e-9)
-        # More landmarks than positions leave some empty.
-        out = _jit(num_landmarks=11, iterations=25)(*arrays)
+        out = _jit(num_landmarks=landmarks, iterations=25)(*arrays)
         assert_close(out, jitted("softmax")(*arrays), 1e-9)
 
 
@@ -78,15 +80,6 @@ def test_the_published_form_is_softmax_where_every_position_is_a_landmark() -> N
     out = _jit(num_landmarks=7, padding="published", **mask)(q, k, v)
     wanted = jitted("softmax")(q * MASK[..., None, None], k, v, mask=MASK)
     assert_close(out, wanted, 2e-6)
-
-
-def test_constant_segments_are_softmax() -> None:
-    q, k, v = inputs(2, query_length=12, length=12)
-    q, k = (np.repeat(x[:, ::4], 4, axis=1) for x in (q, k))
-    with jax.enable_x64(True):
-        arrays = [x.astype("float64") for x in (q, k, v)]
-        out = _jit(num_landmarks=3, iterations=25)(*arrays)
-        assert_close(out, jitted("softmax")(*arrays), 1e-9)
 
 
 def test_the_published_initialisation_looks_at_companions() -> None:

@@ -3,8 +3,6 @@
 import functools
 
 import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from .. import dense
 from ..mechanisms import (
     Case,
     assert_close,
+    assert_directional_derivatives,
     assert_rejects,
     fast_jit,
     inputs,
@@ -81,23 +80,9 @@ def test_reformer_over_many_chunks_with_padding_anywhere() -> None:
 
 def test_reformer_gradients_match_finite_differences() -> None:
     run = functools.partial(attention.reformer_attention, **REFORMER)
-
-    @fast_jit
-    def slope(q, v):
-        loss = lambda q, v: jnp.sin(run(q, q, v)).sum()  # noqa: E731
-        return jax.value_and_grad(loss, (0, 1))(q, v)
-
-    with jax.enable_x64(True):
-        shape = {"batch": 1, "query_length": 23, "length": 23}
-        (q, _, v), (dq, _, dv) = (
-            [x.astype("float64") for x in inputs(seed, **shape)] for seed in (6, 7)
-        )
-        step = 1e-6
-        ahead = slope(q + step * dq, v + step * dv)[0]
-        behind = slope(q - step * dq, v - step * dv)[0]
-        of_q, of_v = slope(q, v)[1]
-        wanted = (of_q * dq).sum() + (of_v * dv).sum()
-        assert abs((ahead - behind) / (2 * step) - wanted) < 1e-6 * abs(wanted) + 1e-8
+    assert_directional_derivatives(
+        lambda q, _, v: run(q, q, v), batch=1, query_length=23, length=23
+    )
 
 
 def test_reformer_alone_attends_to_itself() -> None:
