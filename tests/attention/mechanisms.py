@@ -294,9 +294,9 @@ def steps(name: str, state, query, key, value, **more: Any):
     return jnp.swapaxes(out, 0, 1), state
 
 
-def queries(name: str, wanted: int, length: int = 7) -> int:
+def queries(name: str, expected: int, length: int = 7) -> int:
     """How many queries a test may have for so many keys: the wanted number or that."""
-    return wanted if name in CROSS else length
+    return expected if name in CROSS else length
 
 
 def inputs(
@@ -356,9 +356,9 @@ def assert_extremes(
         if kind == "hundredfold":
             continue
         with np.errstate(over="ignore"):
-            wanted = formula(*(x.astype("float64") for x in given))
-        error = np.abs(np.asarray(out, np.float64) - wanted).max()
-        assert error <= 1e-4 * np.abs(wanted).max(), kind
+            expected = formula(*(x.astype("float64") for x in given))
+        error = np.abs(np.asarray(out, np.float64) - expected).max()
+        assert error <= 1e-4 * np.abs(expected).max(), kind
 
 
 def largest_array(function: Callable[..., Any], *arrays: Any) -> int:
@@ -384,7 +384,7 @@ def largest_of_slope(
     return largest_array(jax.grad(lambda x: attend(x).sum()), x)
 
 
-def assert_close(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
+def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
     """The largest error of every array, relative to its largest value, is this small.
 
     Args:
@@ -392,15 +392,15 @@ def assert_close(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
       wanted: the same in float64 or as precise as it can be.
       tolerance: the bound.
     """
-    got, wanted = (
+    got, expected = (
         jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-        for tree in (got, wanted)
+        for tree in (got, expected)
     )
-    chex.assert_trees_all_equal_shapes(got, wanted)
+    chex.assert_trees_all_equal_shapes(got, expected)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(got))
-    scales = jax.tree.map(lambda x: np.abs(x).max(initial=0) or 1.0, wanted)
-    got, wanted = (jax.tree.map(np.divide, tree, scales) for tree in (got, wanted))
-    chex.assert_trees_all_close(got, wanted, rtol=0, atol=tolerance)
+    scales = jax.tree.map(lambda x: np.abs(x).max(initial=0) or 1.0, expected)
+    got, expected = (jax.tree.map(np.divide, tree, scales) for tree in (got, expected))
+    chex.assert_trees_all_close(got, expected, rtol=0, atol=tolerance)
 
 
 def assert_directional_derivatives(
@@ -422,8 +422,10 @@ def assert_directional_derivatives(
             for sign in (1, -1)
         )
         gradients = slope(arrays)[1]
-        wanted = sum((g * d).sum() for g, d in zip(gradients, way, strict=True))
-        assert abs((ahead - behind) / (2 * step) - wanted) < 1e-7 * abs(wanted) + 1e-8
+        expected = sum((g * d).sum() for g, d in zip(gradients, way, strict=True))
+        assert (
+            abs((ahead - behind) / (2 * step) - expected) < 1e-7 * abs(expected) + 1e-8
+        )
 
 
 def assert_rejects(call: Callable[[], Any], *parts: str) -> None:

@@ -42,10 +42,10 @@ def test_the_largest_logit_keeps_its_gradient() -> None:
 def test_elu_plus_one_keeps_the_digits_of_small_features() -> None:
     """elu(x) + 1 is exp(x) below 0, but elu itself rounds to -1."""
     x = np.float32([-80, -30, -16, -5, -1e-3, 0, 2, 1e30])
-    wanted = np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+    expected = np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
     value, pull = jax.vjp(feature_maps.feature_map("elu"), x)
-    np.testing.assert_allclose(value, wanted, 1e-6)
-    np.testing.assert_allclose(pull(jnp.ones_like(x))[0], np.minimum(wanted, 1), 1e-6)
+    np.testing.assert_allclose(value, expected, 1e-6)
+    np.testing.assert_allclose(pull(jnp.ones_like(x))[0], np.minimum(expected, 1), 1e-6)
 
 
 @pytest.mark.parametrize("size", [1e-37, 1e-25, 1e-20, 1e-10, 1.0, 1e20, 1e30])
@@ -55,8 +55,8 @@ def test_a_vector_of_any_size_has_a_unit_vector(size: float) -> None:
     value, pull = fast_jit(lambda x: jax.vjp(feature_maps.unit, x))(direction * size)
     np.testing.assert_allclose(value, direction, 1e-5)
     slope = pull(jnp.float32([[1, 0, 0, 0]]))[0] * size
-    wanted = np.float32([[1, 0, 0, 0]]) - direction * direction[0, 0]
-    np.testing.assert_allclose(slope, wanted, 1e-4, 1e-6)
+    expected = np.float32([[1, 0, 0, 0]]) - direction * direction[0, 0]
+    np.testing.assert_allclose(slope, expected, 1e-4, 1e-6)
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.3])
@@ -75,5 +75,5 @@ def test_derivatives_of_norms(norm: str, eps: float) -> None:
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5)))
         for derivative in (jax.jacrev, jax.jacfwd, jax.hessian):
-            got, wanted = (fast_jit(derivative(f))(x) for f in (ours, formula))
-            np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-13)
+            got, expected = (fast_jit(derivative(f))(x) for f in (ours, formula))
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-13)

@@ -55,9 +55,9 @@ def test_cosformer_in_a_grid_is_its_formula() -> None:
 @pytest.mark.parametrize("max_length", [4, np.array([8, 3])])
 def test_a_grid_ignores_the_length(max_length: Any) -> None:
     arrays = inputs(3, length=8, query_length=8)
-    wanted = attention.cosformer_attention(*arrays, grid=GRID)
+    expected = attention.cosformer_attention(*arrays, grid=GRID)
     got = attention.cosformer_attention(*arrays, max_length=max_length, grid=GRID)
-    np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_one_row_is_one_dimension() -> None:

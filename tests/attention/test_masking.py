@@ -23,10 +23,10 @@ PADDING = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], bool)
     ids=["BS", "B11S", "int", "float", "flax", "list"],
 )
 def test_one_mask_in_many_forms(mask) -> None:
-    wanted = masking.padding_mask(jnp.asarray(PADDING), 2, 5)
-    assert wanted is not None
+    expected = masking.padding_mask(jnp.asarray(PADDING), 2, 5)
+    assert expected is not None
     got = masking.padding_mask(mask, 2, 5)
-    np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(got, expected)
     pairs = masking.pair_mask(mask, 2, 3, 4, 5)
     assert pairs is not None
     np.testing.assert_array_equal(pairs, PADDING[:, None, None])
@@ -39,8 +39,8 @@ def test_masks_broadcast(shape: tuple[int, ...]) -> None:
     mask = jnp.zeros(shape, bool).at[..., 0].set(True)
     got = masking.padding_mask(mask, 2, 5)
     aligned = (shape[0], 1, 1, shape[1]) if len(shape) == 2 else shape
-    wanted = np.broadcast_to(np.asarray(mask).reshape(aligned), (2, 1, 1, 5))
-    np.testing.assert_array_equal(got, wanted[:, 0, 0])
+    expected = np.broadcast_to(np.asarray(mask).reshape(aligned), (2, 1, 1, 5))
+    np.testing.assert_array_equal(got, expected[:, 0, 0])
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 5), (3, 3, 5)])

@@ -50,8 +50,8 @@ def compare(name: str, arrays: Any, tolerance: float = 2e-6, **more: Any) -> Non
         assert array.dtype == source.dtype
     exact = [jnp.asarray(x, "float32") for x in arrays]
     more.pop("chunking", None)
-    wanted = pulled_back(call(name, "xla", **more), exact, weights)
-    for one, two in zip(got, wanted, strict=True):
+    expected = pulled_back(call(name, "xla", **more), exact, weights)
+    for one, two in zip(got, expected, strict=True):
         assert_close(jnp.asarray(one, "float32"), two, tolerance)
 
 
@@ -65,29 +65,24 @@ GOLDEN = (
 )
 
 
-def check_golden(name: str, function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not golden.AVAILABLE, reason=golden.REASON)
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function in its mechanism's place gives a stored case, with gradients."""
     family = name.split("_")[0]
     (case,) = (case for case in golden.select(family) if case["name"] == name)
     stored = golden.load(case)
-    monkeypatch.setattr(attention, f"{family}_attention", function)
+    monkeypatch.setattr(attention, f"{family}_attention", call(family))
     run = golden_builders.BUILDERS[family](case, stored)
     arrays = [jnp.asarray(stored[x], "float32") for x in "qkv"]
-    weights = jnp.asarray(stored["cotangent"], "float32")
 
     def of_three(q, k, v):
         return run({"q": q, "k": k, "v": v})
 
     assert "pallas_call" in str(jax.make_jaxpr(of_three)(*arrays))
-    got = pulled_back(of_three, arrays, weights)
-    for array, wanted in zip(got, ("out", "dq", "dk", "dv"), strict=True):
-        assert_close(array, stored[wanted])
-
-
-@pytest.mark.skipif(not golden.AVAILABLE, reason=golden.REASON)
-@pytest.mark.parametrize("name", GOLDEN)
-def test_golden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_golden(name, call(name.split("_")[0]), monkeypatch)
+    got = pulled_back(of_three, arrays, stored["cotangent"])
+    for array, part in zip(got, ("out", "dq", "dk", "dv"), strict=True):
+        assert_close(array, stored[part])
 
 
 @pytest.mark.parametrize(
@@ -257,7 +252,7 @@ def test_hopper_kernels_under_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
 
     more = {"is_causal": True, "chunking": None}
     got = slopes(call("linear", **more))
-    wanted = slopes(call("linear", "xla", **more))
+    expected = slopes(call("linear", "xla", **more))
     assert not np.asarray(got[1][0], "float32").any()
-    for one, two in zip(got, wanted, strict=True):
+    for one, two in zip(got, expected, strict=True):
         assert_close(one.astype("float32"), two.astype("float32"), 1.5e-2)

@@ -85,16 +85,16 @@ def test_each_device_has_its_own_samples(name: str, is_causal: bool) -> None:
     native, xla = (
         jax.grad(functools.partial(loss, x), (1, 2, 3)) for x in ("native", "xla")
     )
-    wanted = fast_jit(xla)(mask, *arrays)
+    expected = fast_jit(xla)(mask, *arrays)
     placed = [jax.device_put(x, samples) for x in (mask, *arrays)]
     with jax.set_mesh(two):
         compiled = jax.jit(native).lower(*placed).compile()
         text = compiled.as_text() or ""
-        assert_close(compiled(*placed), wanted)
-        assert_close(native(*placed), wanted)
+        assert_close(compiled(*placed), expected)
+        assert_close(native(*placed), expected)
         stacked = [jnp.stack([x, x]) for x in placed]
         second = tuple(x[1] for x in fast_jit(jax.vmap(native))(*stacked))
-        assert_close(second, wanted)
+        assert_close(second, expected)
     calls = [x for x in text.splitlines() if 'custom_call_target="lra_' in x]
     assert calls
     assert all("f32[2,40,2,8]" in x and "f32[4," not in x for x in calls)

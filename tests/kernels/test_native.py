@@ -84,8 +84,8 @@ def compare(name: str, arrays: Any, tolerance: float = 5e-6, **more: Any) -> tup
     assert all(array.dtype == "float32" for array in got)
     with jax.enable_x64(True):
         exact = [np.asarray(x, "float64") for x in arrays]
-        wanted = pulled_back(call(name, "xla", **more), exact, slopes)
-        assert_close(got, wanted, tolerance)
+        expected = pulled_back(call(name, "xla", **more), exact, slopes)
+        assert_close(got, expected, tolerance)
     return got
 
 
@@ -397,8 +397,8 @@ def test_in_shard_map(name: str, is_causal: bool) -> None:
     spec = PartitionSpec("sample")
     local = jax.grad(functools.partial(loss, "native"), (0, 1, 2))
     local = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)
-    wanted = jax.grad(functools.partial(loss, "xla"), (0, 1, 2))
-    assert_close(fast_jit(local)(*arrays), fast_jit(wanted)(*arrays))
+    expected = jax.grad(functools.partial(loss, "xla"), (0, 1, 2))
+    assert_close(fast_jit(local)(*arrays), fast_jit(expected)(*arrays))
 
 
 @pytest.mark.parametrize("name", NAMES)

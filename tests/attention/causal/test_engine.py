@@ -109,9 +109,9 @@ def test_every_cut_is_the_dense_formula(chunking: Chunking, slopes: bool) -> Non
 def test_decay_is_the_one_of_the_formula() -> None:
     q, k, v = _inputs()
     heads_last = [np.swapaxes(x, 1, 2) for x in (q, k, v)]
-    wanted = formula("lightning", "causal")(*heads_last, slopes=SLOPES)
-    wanted = wanted.swapaxes(1, 2)
-    assert_close(_dense(q, k, v, SLOPES)[0], wanted)
+    expected = formula("lightning", "causal")(*heads_last, slopes=SLOPES)
+    expected = expected.swapaxes(1, 2)
+    assert_close(_dense(q, k, v, SLOPES)[0], expected)
 
 
 @pytest.mark.parametrize("slopes", [None, SLOPES], ids=["plain", "decay"])
@@ -137,15 +137,15 @@ def test_states_may_shrink_feature_by_feature(count: int) -> None:
     rng = np.random.default_rng(4)
     start, *updates = rng.normal(size=(count + 1, 1, 2, 3, 4)).astype("float32")
     fade = -rng.uniform(0, 90, size=(1, 2, count, 3)).astype("float32")
-    wanted = [start]
+    expected = [start]
     for step, update in enumerate(updates):
-        wanted.append(wanted[-1] * np.exp(fade[:, :, step, :, None]) + update)
+        expected.append(expected[-1] * np.exp(fade[:, :, step, :, None]) + update)
     before, after = fast_jit(
         lambda *a: prefix((a[0], a[0][..., 0]), (a[1], a[1][..., 0]), a[2])
     )(start, np.stack(updates, 2), fade)
-    assert_close(before[0], np.stack(wanted[:-1], 2))
-    assert_close(before[1], np.stack(wanted[:-1], 2)[..., 0])
-    assert_close(after[0], wanted[-1])
+    assert_close(before[0], np.stack(expected[:-1], 2))
+    assert_close(before[1], np.stack(expected[:-1], 2)[..., 0])
+    assert_close(after[0], expected[-1])
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ SHARDINGS += [("heads", PartitionSpec(None, "x"), PartitionSpec("x"))]
 @pytest.mark.parametrize("kind", ["explicit", "shard_map"])
 def test_on_two_devices(kind: str, arrays, slopes) -> None:
     given = tuple(x[:, :2] for x in _inputs(3)), SLOPES[:2]
-    wanted = _alone()
+    expected = _alone()
     explicit = kind == "explicit"
     axis = AxisType.Explicit if explicit else AxisType.Auto
     mesh = jax.make_mesh((2,), ("x",), axis_types=(axis,), devices=jax.devices()[:2])
@@ -230,7 +230,7 @@ def test_on_two_devices(kind: str, arrays, slopes) -> None:
             place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
             found = fast_jit(gradient)(*jax.device_put(given, place))
         assert tuple(found[0][0].sharding.spec)[: len(arrays)] == tuple(arrays)
-    assert_close(found, wanted)
+    assert_close(found, expected)
 
 
 @functools.cache

@@ -235,10 +235,10 @@ def test_logits_at_the_clip(clip: float) -> None:
 
     got = outcome("float32")
     with jax.enable_x64(True):
-        wanted = outcome("float64")
+        expected = outcome("float64")
         terms = attention.flow_terms(q, k, is_causal=True)
     assert float(terms.conserved_source.max()) > 1e3
-    for one, two in zip(got, wanted, strict=True):
+    for one, two in zip(got, expected, strict=True):
         assert_close(one, two, 2e-6)
 
 
@@ -354,10 +354,10 @@ def test_the_unit_is_a_power_of_two() -> None:
     ends = [np.nextafter(powers, np.float32(end)) for end in (0, np.inf)]
     largest = np.concatenate([powers, *ends, np.float32([0, np.inf, np.nan])])
     exponents = np.clip(np.frexp(largest)[1] - 40, 0, 20)
-    wanted = np.where(np.isfinite(largest), 2.0**exponents, 1)
+    expected = np.where(np.isfinite(largest), 2.0**exponents, 1)
     features = largest[:, None, None, None]
     found = fast_jit(lambda *x: unit_of(x))(features, np.zeros_like(features))
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("clip", [None, 30.0])
@@ -365,7 +365,7 @@ def test_the_unit_is_a_power_of_two() -> None:
 def test_huge_features(is_causal: bool, clip: float | None) -> None:
     """Outputs and gradients of float32 are those of the formula in float64."""
     form = causal_formula if is_causal else formula
-    wanted = functools.partial(form, clip=clip, phi=relu)
+    expected = functools.partial(form, clip=clip, phi=relu)
     (cotangent,) = inputs(12, **LONG)[:1]
 
     @fast_jit
@@ -378,10 +378,10 @@ def test_huge_features(is_causal: bool, clip: float | None) -> None:
     for kind, given in extremes_of_relu().items():
         out, gradients = slopes_for(*given)
         with np.errstate(over="ignore"):
-            right = wanted(*(np.asarray(x, np.float64) for x in given))
+            right = expected(*(np.asarray(x, np.float64) for x in given))
         error = np.abs(np.asarray(out, np.float64) - right).max()
         assert error <= 1e-5 * np.abs(right).max(), kind
-        slopes = relative_slopes(wanted, given, cotangent)
+        slopes = relative_slopes(expected, given, cotangent)
         for name, array, gradient in zip("qkv", given, gradients, strict=True):
             assert np.isfinite(gradient).all(), kind
             got = (np.asarray(gradient, np.float64) * array * DIRECTION).sum()

@@ -60,12 +60,12 @@ def test_flash_of_one_chunk_without_its_linear_part_is_a_unit() -> None:
 def test_buckets_of_distances() -> None:
     for causal in (False, True):
         distances = np.arange(-300, 301)
-        wanted = [units.bucket(int(d), causal) for d in distances]
-        assert gated._bucket(distances, causal).tolist() == wanted
+        expected = [units.bucket(int(d), causal) for d in distances]
+        assert gated._bucket(distances, causal).tolist() == expected
         table = jnp.arange(32.0)[:, None]
         matrix = np.asarray(gated.bias(table, 40, causal, "float32"))[0]
-        wanted = [[units.bucket(j - i, causal) for j in range(40)] for i in range(40)]
-        assert matrix.tolist() == wanted
+        expected = [[units.bucket(j - i, causal) for j in range(40)] for i in range(40)]
+        assert matrix.tolist() == expected
 
 
 @pytest.mark.parametrize(("name", "count"), UNITS.items())
@@ -75,8 +75,12 @@ def test_parameters_and_widths(name: str, count: int) -> None:
         functools.partial(make, num_heads=2, head_dim=3), jax.random.key(0)
     )
     shapes = {k: x.shape for k, x in made.items()}
-    wanted = {"scale": (count, 2, 3), "offset": (count, 2, 3), "relative_bias": (32, 2)}
-    assert shapes == wanted
+    expected = {
+        "scale": (count, 2, 3),
+        "offset": (count, 2, 3),
+        "relative_bias": (32, 2),
+    }
+    assert shapes == expected
     layout = getattr(attention, f"{name}_layout")
     assert layout(64) == (1, 128, 128)
     assert layout(64, query_dim=5, expansion=1.5) == (1, 5, 96)

@@ -70,9 +70,9 @@ def test_one_length_a_sample(is_causal: bool) -> None:
 def test_lengths_of_samples_may_be_of_any_integer_type() -> None:
     q, k, v = inputs(12, query_length=260, length=260)
     lengths = np.array([250, 40])
-    wanted = attention.cosformer_attention(q, k, v, max_length=lengths)
+    expected = attention.cosformer_attention(q, k, v, max_length=lengths)
     got = attention.cosformer_attention(q, k, v, max_length=lengths.astype("uint8"))
-    np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_array_equal(got, expected)
     assert not np.asarray(got)[0, 250:].any()
 
 
@@ -145,7 +145,7 @@ def test_the_ablations_of_the_paper(name: str, is_causal: bool, reweight: bool) 
     seen = mask[:, None, None] & (np.tri(7, dtype=bool) if is_causal else True)
     scores = np.einsum("bnth,bnsh->bnts", *(phi(x.swapaxes(1, 2)) for x in (q, k)))
     scores = scores * near * seen
-    wanted = scores / np.maximum(scores.sum(-1, keepdims=True), 1e-6)
+    expected = scores / np.maximum(scores.sum(-1, keepdims=True), 1e-6)
 
     options = {"feature_map": name, "reweight": reweight, "is_causal": is_causal}
     options |= {"max_length": 7, "mask": mask}
@@ -156,9 +156,9 @@ def test_the_ablations_of_the_paper(name: str, is_causal: bool, reweight: bool) 
         return out, attention.cosformer_weights(q, k, **options)
 
     out, matrix = both(q, k, v)
-    scale = max(1.0, float(np.abs(wanted).max()))
-    assert_close(matrix / scale, wanted / scale)
-    assert_close(out / scale, np.einsum("bnts,bsnh->btnh", wanted, v) / scale)
+    scale = max(1.0, float(np.abs(expected).max()))
+    assert_close(matrix / scale, expected / scale)
+    assert_close(out / scale, np.einsum("bnts,bsnh->btnh", expected, v) / scale)
 
 
 @pytest.mark.parametrize("reweight", [True, False], ids=["cosine", "plain"])

@@ -33,8 +33,8 @@ def test_published_slopes() -> None:
     )
     np.testing.assert_array_equal(attention.lightning_slopes(1), [2**-8])
     # Those of four heads, then the first and third of eight.
-    wanted = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
-    np.testing.assert_allclose(attention.lightning_slopes(6), wanted)
+    expected = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
+    np.testing.assert_allclose(attention.lightning_slopes(6), expected)
     gammas = np.exp(-attention.retention_slopes(3))
     np.testing.assert_allclose(gammas, [31 / 32, 63 / 64, 127 / 128], rtol=1e-15)
 
@@ -72,18 +72,18 @@ def test_slopes_near_zero_have_a_derivative(is_causal: bool) -> None:
                 for x in (2 * step, step, 0.0)
             )
             two, one, none = (jnp.stack(end) for end in ends)
-            wanted = (4 * one - two - 3 * none) / (2 * step)
-            np.testing.assert_allclose(slope(slopes), wanted, rtol=1e-5)
+            expected = (4 * one - two - 3 * none) / (2 * step)
+            np.testing.assert_allclose(slope(slopes), expected, rtol=1e-5)
             got = slope(slopes.astype("float32"), "float32")
-            np.testing.assert_allclose(got, wanted, rtol=2e-4)
+            np.testing.assert_allclose(got, expected, rtol=2e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("norm", ["rms", "layer", None])
 def test_norms(name: str, norm: str | None) -> None:
     arrays = inputs(3, value_dim=6)
-    got, wanted = _both(name, *arrays, norm=norm, eps=1e-3)
-    assert_close(got, wanted)
+    got, expected = _both(name, *arrays, norm=norm, eps=1e-3)
+    assert_close(got, expected)
     axes = (2, 3) if name == "lightning" else 3
     if norm is not None:
         squares = np.square(got).mean(axes)
@@ -122,8 +122,8 @@ def test_the_floor_of_the_spread_is_for_rows_without_a_neighbour() -> None:
     total = np.asarray(decay.spread(slopes, 60, first, last))[0]
     distance = np.abs(np.arange(60)[:, None] - np.arange(4))
     for row, slope in zip(total, (0, 1, 120), strict=True):
-        wanted = np.exp(-slope * distance.astype(float)).sum(1)
-        np.testing.assert_allclose(row, np.maximum(wanted, 1e-20), rtol=1e-5)
+        expected = np.exp(-slope * distance.astype(float)).sum(1)
+        np.testing.assert_allclose(row, np.maximum(expected, 1e-20), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -42,8 +42,8 @@ def test_norms(norm: str, per_head: bool, is_causal: bool) -> None:
     keywords = {"norm": norm, "per_head": per_head, "eps": 1e-2}
     call = functools.partial(attention.norm_attention, is_causal=is_causal, **keywords)
     got = fast_jit(functools.partial(call, chunking=SMALL))(*arrays, MASK)
-    wanted = formula(*arrays, MASK, causal=is_causal, **keywords)
-    assert_close(got, wanted)
+    expected = formula(*arrays, MASK, causal=is_causal, **keywords)
+    assert_close(got, expected)
 
 
 def test_relu_features() -> None:

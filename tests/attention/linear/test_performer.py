@@ -90,8 +90,8 @@ def test_outputs_and_gradients_are_those_of_the_formula(causal: bool) -> None:
     got = pulled_back(functools.partial(attention.performer_attention, **chunking))(
         *arrays
     )
-    wanted = pulled_back(functools.partial(_traced, causal=causal))(*arrays)
-    assert_close(got, wanted)
+    expected = pulled_back(functools.partial(_traced, causal=causal))(*arrays)
+    assert_close(got, expected)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_large_norms(size: int, causal: bool) -> None:
     q, k, v = long_inputs(3)
     call = fast_jit(functools.partial(run("performer"), is_causal=causal))
     got = call(size * q, size * k, v)
-    wanted = formula(size * q, size * k, v, None, W, causal=causal)
+    expected = formula(size * q, size * k, v, None, W, causal=causal)
     # Exponents of some 1e5 have a rounding of 1e-2 in float32, and decide.
-    assert_close(got, wanted, 1e-5 if size == 6 else 5e-2)
+    assert_close(got, expected, 1e-5 if size == 6 else 5e-2)
     with jax.enable_x64(True):
         wide = [np.asarray(x, "float64") for x in (size * q, size * k, v)]
-        assert_close(call(*wide), wanted, 1e-10)
+        assert_close(call(*wide), expected, 1e-10)
 
 
 @pytest.mark.parametrize("chunking", [Chunking(), Chunking(8, 16)], ids=str)
@@ -165,13 +165,13 @@ def test_the_error_falls_with_the_root_of_the_features() -> None:
     """And has no floor: the floor of an uncorrected QR would be 0.0136 here."""
     sizes = {"batch": 1, "query_length": 32, "length": 32, "head_dim": 8, "heads": 1}
     q, k, v = (x / 2 for x in inputs(7, **sizes))
-    wanted = formula_of("softmax")(q, k, v)
+    expected = formula_of("softmax")(q, k, v)
     call = fast_jit(jax.vmap(attention.performer_attention, (None, None, None, 0)))
     errors = []
     for features in (64, 1024, 16384):
         # Blocks are drawn independently: parts of one projection are projections.
         matrices = _draw(7, 4 * 16384)[: 4 * features].reshape(4, features, 8)
-        squares = np.square(call(q, k, v, matrices) - wanted[None])
+        squares = np.square(call(q, k, v, matrices) - expected[None])
         errors.append(np.sqrt(np.mean(squares)) / np.abs(v).std())
     ratios = np.array(errors[:-1]) / errors[1:]
     assert (ratios > 2.8).all() and (ratios < 5.6).all(), errors
@@ -293,10 +293,10 @@ def test_other_kernels(keywords: dict, phi, scaled: bool, causal: bool) -> None:
     q, k, v = inputs(9, batch=3, heads=4, key_heads=2)
     matrix = np.eye(4) if "projection" in keywords else W.astype("float64")
     scale = 4**-0.25 if scaled else 1.0
-    wanted = _other_kernel(q, k, v, MASK, lambda x: phi(scale * x @ matrix.T), causal)
+    expected = _other_kernel(q, k, v, MASK, lambda x: phi(scale * x @ matrix.T), causal)
     got = fast_jit(functools.partial(run("performer"), is_causal=causal, **keywords))
     got = got(q, k, v, MASK)
-    assert_close(got, wanted)
+    assert_close(got, expected)
     assert not np.asarray(got)[2].any()
 
 
@@ -312,8 +312,8 @@ def test_scale_and_pairs() -> None:
             (call(q, k, v, W, scale=0.5), call(0.5 * q, 0.5 * k, v, W, scale=1.0)),
         )
 
-    for got, wanted in all_of_them(q, k, v):
-        assert_close(got, wanted)
+    for got, expected in all_of_them(q, k, v):
+        assert_close(got, expected)
 
 
 STREAMED = [

@@ -64,8 +64,8 @@ def test_angles_do_not_lose_accuracy_with_the_length() -> None:
     v = inputs(2, 1, length=5000, heads=1, head_dim=1)[2]
     mask = np.arange(5000)[None] < 4999
     out = fast_jit(attention.fnet_attention)(v, v, v, mask)
-    wanted = np.fft.fft(v[0, :4999].astype("float64"), axis=0, norm="ortho").real
-    assert_close(np.asarray(out)[0, :4999], wanted, 2e-6)
+    expected = np.fft.fft(v[0, :4999].astype("float64"), axis=0, norm="ortho").real
+    assert_close(np.asarray(out)[0, :4999], expected, 2e-6)
 
 
 LONG = np.ones((1, 2**20 + 1), bool)

@@ -78,8 +78,8 @@ def test_the_published_form_is_softmax_where_every_position_is_a_landmark() -> N
     q, k, v = inputs(3, batch=3)
     mask = {"mask": MASK, "query_mask": MASK}
     out = _jit(num_landmarks=7, padding="published", **mask)(q, k, v)
-    wanted = jitted("softmax")(q * MASK[..., None, None], k, v, mask=MASK)
-    assert_close(out, wanted, 2e-6)
+    expected = jitted("softmax")(q * MASK[..., None, None], k, v, mask=MASK)
+    assert_close(out, expected, 2e-6)
 
 
 def test_the_published_initialisation_looks_at_companions() -> None:

@@ -67,13 +67,13 @@ def _gradient_names(stored: dict) -> dict[str, str]:
 def _compare(
     name: str,
     got: jax.Array,
-    wanted: np.ndarray,
+    expected: np.ndarray,
     tolerance: float,
     floor: float = 0.0,
 ) -> None:
     # Some gradients are zero up to rounding: their scale is that of the case.
-    scale = max(np.abs(wanted).max(), floor)
-    error = np.abs(np.asarray(got, np.float64) - wanted).max() / scale
+    scale = max(np.abs(expected).max(), floor)
+    error = np.abs(np.asarray(got, np.float64) - expected).max() / scale
     assert error <= tolerance, f"{name}: {error:.2e} of the largest value"
 
 
@@ -194,5 +194,5 @@ def test_linformer_weights_are_the_official_ones_times_f(case: dict[str, Any]) -
         q, k = (y.reshape(*y.shape[:2], heads, -1) for y in (q, k))
         got = attention.linformer_weights(q, k, e, f)
         slots = stored["attn_weights"].swapaxes(0, 1)
-        wanted = slots @ f[:, : x.shape[1]].astype("float64")
-        _compare("weights", got, wanted, TOLERANCE["float64"])
+        expected = slots @ f[:, : x.shape[1]].astype("float64")
+        _compare("weights", got, expected, TOLERANCE["float64"])

@@ -14,9 +14,9 @@ def _drawn(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.bfloat16)
 
 
-def _error(got: jax.Array, wanted: jax.Array) -> float:
+def _error(got: jax.Array, expected: jax.Array) -> float:
     assert got.dtype == jnp.bfloat16
-    wide, exact = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+    wide, exact = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     return float(np.abs(wide - exact).max() / np.abs(exact).max())
 
 

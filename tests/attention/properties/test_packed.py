@@ -121,8 +121,8 @@ def _check(
         arrays, factors = _given(name)
         real = (IDS > 0)[:, :, None, None]
         arrays = (np.where(real, x, np.nan) for x in arrays)
-        wanted = _alone(name, causal, **options) if options else _cached(name, causal)
-        assert_close(call(factors, *arrays), tuple(wanted), 1e-9)
+        expected = _alone(name, causal, **options) if options else _cached(name, causal)
+        assert_close(call(factors, *arrays), tuple(expected), 1e-9)
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -171,9 +171,9 @@ def test_positions_hidden_in_documents(name: str, form: str) -> None:
                 np.pad(x[row : row + 1, first:end], filling[: x.ndim])
                 for x in (*arrays, seen)
             )
-            wanted = np.asarray(call(*alone))[0, : end - first]
+            expected = np.asarray(call(*alone))[0, : end - first]
             here = seen[row, first:end]
-            assert_close(out[row, first:end][here], wanted[here], 1e-9)
+            assert_close(out[row, first:end][here], expected[here], 1e-9)
 
 
 @pytest.mark.parametrize("name", [name for name in PACKED if takes(name, "gate")])
@@ -206,8 +206,8 @@ def test_a_packed_prompt_gives_the_state_of_each_last_document(name: str) -> Non
     for row, first, end in {row: (row, a, b) for row, a, b in documents()}.values():
         part = slice(row, row + 1), slice(first, end)
         _, alone = prefill(name, *(x[part] for x in (q, k, v)))
-        wanted, _ = one_step(name)(alone, *(x[row : row + 1] for x in further))
-        assert_close(out[row : row + 1], wanted, 1e-5)
+        expected, _ = one_step(name)(alone, *(x[row : row + 1] for x in further))
+        assert_close(out[row : row + 1], expected, 1e-5)
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -222,10 +222,10 @@ def test_the_first_document_of_a_packed_row_continues_a_stream(name: str) -> Non
         assert_rejects(lambda: call(segment_ids=ids[:, 3:]), "segment_ids", "None")
         return
     out, after = prefill(name, *given, state=state, segment_ids=ids[:, 3:])
-    whole, wanted = prefill(name, q, k, v, segment_ids=ids)
+    whole, expected = prefill(name, q, k, v, segment_ids=ids)
     real = ids[:, 3:] > 0
     assert_close(out[real], whole[:, 3:][real], 2e-5)
-    assert_close(after, wanted, 2e-5)
+    assert_close(after, expected, 2e-5)
 
 
 @pytest.mark.parametrize("name", PACKED)

@@ -89,8 +89,8 @@ def test_gradients_match_finite_differences(name: str, form: str) -> None:
 @pytest.mark.parametrize(("name", "form"), [*FORMS, ("luna", "causal")])
 def test_extreme_inputs(name: str, form: str) -> None:
     """With the last row all padding."""
-    wanted = functools.partial(formula(name, form), **_masks(name, form, FOUR_ROWS))
-    assert_extremes(name, _pulled_back(name, form), wanted, *inputs(24, batch=4))
+    expected = functools.partial(formula(name, form), **_masks(name, form, FOUR_ROWS))
+    assert_extremes(name, _pulled_back(name, form), expected, *inputs(24, batch=4))
 
 
 WITH_EPS = [x for x in FORMS if takes(x[0], "eps")]
@@ -124,8 +124,8 @@ def test_gradients_of_large_inputs(name: str, form: str) -> None:
         got = slopes(*arrays, upstream)
         with jax.enable_x64(True):
             wide = [x.astype("float64") for x in (*arrays, upstream)]
-            wanted = slopes(*wide)
-        assert_close(got, wanted, 1e-3)
+            expected = slopes(*wide)
+        assert_close(got, expected, 1e-3)
 
 
 @pytest.mark.parametrize("name", ["softmax", "linformer", "softmax in blocks"])
@@ -143,8 +143,8 @@ def test_large_scores_in_optimised_code(name: str) -> None:
     q, k, v = inputs(33, query_length=16, length=16, head_dim=6)
     arrays = np.float32(1e5) * q, np.float32(1e5) * k, v, inputs(34, 2, 16, 16, 2, 6)[0]
     with jax.enable_x64(True):
-        wanted = both(*(x.astype("float64") for x in arrays))
-    assert_close(both(*arrays), wanted, 1e-3)
+        expected = both(*(x.astype("float64") for x in arrays))
+    assert_close(both(*arrays), expected, 1e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -80,8 +80,8 @@ def test_prompts_of_several_lengths(name: str, side: str) -> None:
             np.concatenate([x[row : row + 1, prompt], x[row : row + 1, 5:]], 1)
             for x in arrays
         ]
-        wanted = np.asarray(jitted(name, "causal")(*alone))[:, length:]
-        assert_close(found[row : row + 1], wanted)
+        expected = np.asarray(jitted(name, "causal")(*alone))[:, length:]
+        assert_close(found[row : row + 1], expected)
 
 
 @pytest.mark.parametrize("name", LINEAR_STREAMS)
@@ -89,7 +89,7 @@ def test_the_state_has_one_size_and_dtype(name: str) -> None:
     def kinds(state):
         return jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
-    wanted = kinds(init(name, 2, 2, 4))
+    expected = kinds(init(name, 2, 2, 4))
     assert hasattr(init(name, 2, 2, 4), "_fields")
     for length in (1, 7):
         arrays = inputs(4, query_length=length, length=length)
@@ -97,9 +97,9 @@ def test_the_state_has_one_size_and_dtype(name: str) -> None:
             given = [jnp.asarray(x, dtype) for x in arrays]
             out, state = jax.eval_shape(functools.partial(prefill, name), *given)
             assert out.dtype == dtype
-            assert kinds(state) == wanted
+            assert kinds(state) == expected
             step = functools.partial(steps, name)
-            assert kinds(jax.eval_shape(step, state, *given)[1]) == wanted
+            assert kinds(jax.eval_shape(step, state, *given)[1]) == expected
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -168,7 +168,7 @@ def test_states_travel(name: str) -> None:
     further = [x[:, 0] for x in inputs(42, batch=3, query_length=1, length=1)]
     _, state = prefill(name, *arrays)
     step = fast_jit(one_step(name))
-    wanted, _ = step(state, *further)
+    expected, _ = step(state, *further)
     # Samples of different ages: the second starts after two positions.
     _, young = prefill(name, *(x[1:2, :2] for x in arrays))
     young_out, _ = step(young, *(x[1:2] for x in further))
@@ -178,19 +178,19 @@ def test_states_travel(name: str) -> None:
 
     order = np.array([2, 0, 2])
     out, _ = step(rows(order, state), *(x[order] for x in further))
-    assert_close(out, np.asarray(wanted)[order], 1e-6)
+    assert_close(out, np.asarray(expected)[order], 1e-6)
     joined = jax.tree.map(
         lambda x, new: x.at[1].set(new[0]) if x.ndim else x, state, young
     )
     out, _ = step(joined, *further)
-    together = np.asarray(wanted).copy()
+    together = np.asarray(expected).copy()
     together[1] = np.asarray(young_out)[0]
     assert_close(out, together, 1e-6)
     # As bytes and back; and the state before is what it was.
     leaves, structure = jax.tree.flatten(state)
     copies = [np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape) for x in leaves]
     out, _ = step(jax.tree.unflatten(structure, map(jnp.asarray, copies)), *further)
-    np.testing.assert_array_equal(out, wanted)
+    np.testing.assert_array_equal(out, expected)
     shapes = jax.eval_shape(lambda: init(name, 3, *arrays[0].shape[2:]))
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, state)
 

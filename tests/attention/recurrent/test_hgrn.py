@@ -107,8 +107,8 @@ def test_every_option_is_the_formula(scale: str, causal: bool, turning: str):
     got = attention.hgrn_attention(
         query, query, value, mask, causal, scale=scale, **given
     )
-    wanted = formula(query, query, value, mask, causal, scale=scale, **given)
-    assert_close(np.asarray(got)[mask], wanted[mask])
+    expected = formula(query, query, value, mask, causal, scale=scale, **given)
+    assert_close(np.asarray(got)[mask], expected[mask])
 
 
 def test_a_complex_stream_goes_on_where_the_prompt_ended():
@@ -145,14 +145,14 @@ def test_complex_columns_lose_no_digits_far_from_the_start():
     new = (1 - np.abs(factor)) * (value[0, ..., 0] + 1j * value[0, ..., 1])
     state: Any = np.zeros(4, complex)
     of_state: Any = np.zeros(4, complex)  # by the angle
-    wanted: Any = np.zeros(4, complex)
+    expected: Any = np.zeros(4, complex)
     for t in range(length - 200, length):
         of_state = factor * (1j * state + of_state)
         state = factor * state + new[t]
         if t >= length - 8:
-            wanted = wanted + of_state
+            expected = expected + of_state
     assert_close(out[0, -1], np.stack([state.real, state.imag], -1))
-    assert_close(slope, wanted.real + wanted.imag, 2e-3)
+    assert_close(slope, expected.real + expected.imag, 2e-3)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -192,9 +192,9 @@ def test_bounds_rise_from_layer_to_layer():
     make = attention.hgrn_parameters
     key = jax.random.key(0)
     assert make(key, num_heads=3) == {}
-    for layer, wanted in {1: 0.25, 2: 0.5, 3: 0.75}.items():
+    for layer, expected in {1: 0.25, 2: 0.5, 3: 0.75}.items():
         made = make(key, num_heads=3, layer=layer, num_layers=4)
-        assert_close(jax.nn.sigmoid(made["lower_bound"]), np.full(3, wanted))
+        assert_close(jax.nn.sigmoid(made["lower_bound"]), np.full(3, expected))
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_complex_columns_may_share_values():
     query, pair = np.zeros((2, 7, 4, 1), "float32"), value[:, :, :2]
     given |= _angles()
     got = attention.hgrn_attention(query, query, pair, **given)
-    wanted = attention.hgrn_attention(query, query, np.repeat(pair, 2, 2), **given)
-    np.testing.assert_array_equal(got, wanted)
+    expected = attention.hgrn_attention(query, query, np.repeat(pair, 2, 2), **given)
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_nothing_in_padding_turns_a_state():
@@ -266,9 +266,9 @@ def test_nothing_in_padding_turns_a_state():
         return jnp.where(mask[..., None, None], out, 0).sum()
 
     hidden = jnp.where(mask[..., None], rotation, jnp.nan)
-    wanted = jax.grad(total, (0, 1))(jnp.asarray(value), rotation)
+    expected = jax.grad(total, (0, 1))(jnp.asarray(value), rotation)
     got = jax.grad(total, (0, 1))(jnp.asarray(value), hidden)
-    for one, other in zip(got, wanted, strict=True):
+    for one, other in zip(got, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -334,11 +334,11 @@ def test_in_a_grid_heads_run_along_rows_and_columns(heads: int, turns: bool) -> 
             parts.append(out.reshape(2, rows * columns, *out.shape[3:]))
         return jnp.concatenate(parts, 2)
 
-    got, wanted = (pulled_back(form)(v, arrays) for form in (in_grid, line_by_line))
-    assert_close(got, wanted)
+    got, expected = (pulled_back(form)(v, arrays) for form in (in_grid, line_by_line))
+    assert_close(got, expected)
     if not turns:
         weights = attention.hgrn_weights(q, q, mask, **arrays, grid=(rows, columns))
-        assert_close(jnp.einsum("bnts,bsnv->btnv", weights, v), wanted[0], 1e-4)
+        assert_close(jnp.einsum("bnts,bsnv->btnv", weights, v), expected[0], 1e-4)
 
 
 def test_one_row_of_a_grid_is_a_sequence() -> None:

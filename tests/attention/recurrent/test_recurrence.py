@@ -84,8 +84,8 @@ def compared(name: str, arrays: dict[str, Any], options: dict[str, float]) -> tu
     got = fast_jit(functools.partial(both, ours))(arrays)
     with jax.enable_x64(True):
         exact = {part: x.astype("float64") for part, x in arrays.items()}
-        wanted = fast_jit(functools.partial(both, loop))(exact)
-        return got, jax.tree.map(np.asarray, wanted)
+        expected = fast_jit(functools.partial(both, loop))(exact)
+        return got, jax.tree.map(np.asarray, expected)
 
 
 @pytest.mark.parametrize("strength", [0.1, 100.0])
@@ -102,9 +102,9 @@ def test_float32_over_many_chunks_is_the_loop_in_float64(
 ) -> None:
     """Values and gradients, for slow decays and for some that vanish in a chunk, and
     for shares of up to 2."""
-    got, wanted = compared(name, drawn(name, strength), options)
-    assert_close(got[0], wanted[0], 1e-4)
-    for part, gradient in wanted[1].items():
+    got, expected = compared(name, drawn(name, strength), options)
+    assert_close(got[0], expected[0], 1e-4)
+    for part, gradient in expected[1].items():
         assert_close(got[1][part], gradient, 1e-4)
 
 
@@ -119,10 +119,10 @@ def test_weak_decays_after_strong_ones_keep_their_digits(name: str, strong) -> N
     decay = arrays["log_decay"]
     wide = early.reshape(-1, *[1] * (decay.ndim - 1))
     arrays["log_decay"] = np.where(wide, np.float32(strong), 1e-3 * decay)
-    got, wanted = compared(name, arrays, {})
-    assert_close(got[0], wanted[0], 1e-5)
+    got, expected = compared(name, arrays, {})
+    assert_close(got[0], expected[0], 1e-5)
     for part in "qkv":
-        assert_close(got[1][part], wanted[1][part], 1e-5)
+        assert_close(got[1][part], expected[1][part], 1e-5)
 
 
 @pytest.mark.parametrize("name", ["gla", "gated_delta", "hgrn"])
@@ -157,8 +157,8 @@ def test_the_inverse_of_equal_keys_does_not_cancel() -> None:
     """L of ones below the diagonal: its powers reach 1e17, its inverse has -1 and 1."""
     ones = np.tril(np.ones((2, 61, 61), "float32"), -1)
     inverse = fast_jit(lambda x: gated_delta.unit_inverse(x, "highest"))(ones)
-    wanted = np.eye(61) - np.eye(61, k=-1)
-    np.testing.assert_array_equal(np.asarray(inverse), np.stack([wanted] * 2))
+    expected = np.eye(61) - np.eye(61, k=-1)
+    np.testing.assert_array_equal(np.asarray(inverse), np.stack([expected] * 2))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16])

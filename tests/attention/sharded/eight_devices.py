@@ -41,11 +41,11 @@ def collectives(compiled) -> list[tuple[str, int]]:
     )
 
 
-def difference(got, wanted) -> float:
+def difference(got, expected) -> float:
     """Largest, relative to each array's maximum."""
     return max(
         float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max())
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
     )
 
 

@@ -86,9 +86,9 @@ def test_the_definition_with_masks_and_grouped_heads(case, causal: bool) -> None
         1, 4, query_length=13, length=13, heads=4, key_heads=2, value_dim=3
     )
     out, matrix = _both(_named(case), causal)(q, k, v, MASK)
-    wanted = {"mask": MASK, "causal": causal, **options}
-    assert_close(out, patterns.attention(name, q, k, v, **wanted))
-    assert_close(matrix, patterns.weights(name, q, k, **wanted))
+    expected = {"mask": MASK, "causal": causal, **options}
+    assert_close(out, patterns.attention(name, q, k, v, **expected))
+    assert_close(matrix, patterns.weights(name, q, k, **expected))
     assert not np.asarray(out)[3].any(), "a row that sees nothing is exactly zero"
 
 

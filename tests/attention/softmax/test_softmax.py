@@ -85,8 +85,8 @@ def test_blocks_are_the_dense_form(case) -> None:
         call = jax.value_and_grad(loss, has_aux=True)
         return call(arrays, blocks, block=block), call(arrays, whole)
 
-    ((_, out), slopes), ((_, wanted), gradients) = each(inputs(1, **shape))
-    assert_close(out, wanted, 1e-6)
+    ((_, out), slopes), ((_, expected), gradients) = each(inputs(1, **shape))
+    assert_close(out, expected, 1e-6)
     for got, gradient in zip(slopes, gradients, strict=True):
         # One visible key, or none: the scores have no gradient but rounding.
         largest = max(np.abs(gradient).max(), 0.1)
@@ -218,8 +218,8 @@ def test_what_padding_holds_stays_out_of_the_cache() -> None:
     mask = np.arange(7)[None] < np.array([[7], [4]])
     spoilt = [np.where(mask[:, :, None, None], x, np.nan) for x in (k, v)]
     call = fast_jit(functools.partial(attention.softmax_prefill, max_length=9))
-    found, wanted = call(q, *spoilt, mask), call(q, k, v, mask)
-    chex.assert_trees_all_equal(found, wanted)
+    found, expected = call(q, *spoilt, mask), call(q, k, v, mask)
+    chex.assert_trees_all_equal(found, expected)
 
 
 def test_steps_from_an_empty_state() -> None:
@@ -249,12 +249,12 @@ def test_a_step_reads_the_cache_where_it_is(key_heads: int) -> None:
 def test_a_cache_of_two_key_heads_and_three_value_heads() -> None:
     query, key, _ = inputs(9, heads=6, key_heads=2)
     value = inputs(10, heads=3)[2]
-    wanted = attention.softmax_attention(query, key, value, is_causal=True)
+    expected = attention.softmax_attention(query, key, value, is_causal=True)
     _, state = attention.softmax_prefill(
         *(x[:, :6] for x in (query, key, value)), max_length=8
     )
     last = (x[:, 6] for x in (query, key, value))
-    assert_close(attention.softmax_step(state, *last)[0], wanted[:, 6])
+    assert_close(attention.softmax_step(state, *last)[0], expected[:, 6])
 
 
 def test_beyond_the_length() -> None:
@@ -269,8 +269,8 @@ def test_beyond_the_length() -> None:
     # Where the position is not known: what is held stays, and nothing is added.
     out, after = fast_jit(attention.softmax_step)(state, *one)
     chex.assert_trees_all_equal(after[:3], state[:3])
-    wanted = whole(q[:, :1], *(np.concatenate([x, x[:, :1]], 1) for x in (k, v)))
-    assert_close(out, wanted[:, 0], 1e-6)
+    expected = whole(q[:, :1], *(np.concatenate([x, x[:, :1]], 1) for x in (k, v)))
+    assert_close(out, expected[:, 0], 1e-6)
 
 
 def test_padding_needs_no_room() -> None:
@@ -280,10 +280,10 @@ def test_padding_needs_no_room() -> None:
     _, state = attention.softmax_prefill(*first, max_length=8)
     mask = np.tile([[True, True, False, False]], (rows, 1))
     out, after = attention.softmax_prefill(*more, mask=mask, state=state)
-    wanted, wanted_after = attention.softmax_prefill(
+    expected, wanted_after = attention.softmax_prefill(
         *(x[:, :2] for x in more), state=state
     )
-    assert_close(out[:, :2], wanted, 1e-6)
+    assert_close(out[:, :2], expected, 1e-6)
     chex.assert_trees_all_equal(after, wanted_after)
 
 

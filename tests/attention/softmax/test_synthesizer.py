@@ -93,8 +93,8 @@ def test_synthesizer_variants(variant: str, causal: bool) -> None:
         return matrix, out, pullback(jnp.ones_like(out))
 
     matrix, out, gradients = both(q, k, v)
-    wanted = formula(q, k, v, MASK, causal=causal, variant=variant, **arrays)
-    assert_close(out, wanted)
+    expected = formula(q, k, v, MASK, causal=causal, variant=variant, **arrays)
+    assert_close(out, expected)
     assert_close(np.einsum("bnts,bsnv->btnv", matrix, np.repeat(v, 2, 2)), out)
     reads_queries = bool(np.asarray(gradients[0]).any())
     assert reads_queries == ("dense" in variant)
@@ -133,8 +133,8 @@ def test_synthesizer_parameters(variant: str) -> None:
         }[variant]
     )
     if variant != "factorised_random":
-        wanted = f"rank: expected None for variant={variant!r}"
-        assert_rejects(lambda: make(jax.random.key(0), rank=8), wanted)
+        expected = f"rank: expected None for variant={variant!r}"
+        assert_rejects(lambda: make(jax.random.key(0), rank=8), expected)
 
 
 Q, K, V = inputs(10, query_length=5)
