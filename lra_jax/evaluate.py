@@ -16,7 +16,7 @@ from lra_jax import cli, files, progress, runtime, signals
 from lra_jax.errors import expected, known, renamed, writable
 from lra_jax.files import expand_home
 
-_SCORES = ("bits_per_byte", "perplexity")
+_SCORES = ("bits_per_byte", "perplexity", "squared_error", "r2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +52,11 @@ def main(args: Sequence[str] | None = None) -> None:
         runtime.configure_jax()
         result = run(config, quiet=False)
     scores = "".join(f"  {x} {result[x]:.4f}" for x in _SCORES if x in result)
+    accuracy = f"accuracy {result['accuracy']:.2f} %  " if "accuracy" in result else ""
     print(
-        f"{config.split} accuracy {result['accuracy']:.2f} %  loss "
-        f"{result['loss']:.4f}{scores}  ({result['examples']} examples, "
-        f"{config.checkpoint} checkpoint, step {result['step']})"
+        f"{config.split} {accuracy}loss {result['loss']:.4f}{scores}  "
+        f"({result['examples']} examples, {config.checkpoint} checkpoint, "
+        f"step {result['step']})"
     )
 
 
@@ -79,7 +80,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
 
     Returns:
       accuracy in percent, loss, step of the checkpoint and number of examples; for
-      language models also bits_per_byte and perplexity.
+      language models also bits_per_byte and perplexity; for numbers squared_error and
+      r2 in place of the accuracy.
 
     Raises:
       ValueError: it is not a run directory, has no checkpoint, its data have changed or
@@ -127,8 +129,9 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
             text = "".join(f"{line}\n" for line in lines)
             files.write_text(expand_home(config.predictions, "--predictions"), text)
         means = trainer.evaluate(params, config.split, console=console)
+    accuracy = {} if dataset.has_numbers else {"accuracy": 100 * means["accuracy"]}
     return {
-        "accuracy": 100 * means["accuracy"],
+        **accuracy,
         "loss": means["loss"],
         "step": step,
         "examples": dataset.num_examples(config.split),

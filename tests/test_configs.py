@@ -54,14 +54,17 @@ def test_presets(task, preset, mechanism):
     assert float(jnp.asarray(make_schedule(config.train)(config.train.steps))) >= 0
     assert config.train.steps % config.train.eval_every == 0
     assert config.model.max_length >= (config.data.longest or 0)
-    data = DATA | {"image_shape": known_task.image_shape}
+    length = config.model.max_length
+    data = DATA | {"image_shape": known_task.image_shape, "max_length": length}
     if not config.model.hybrid:  # Blocks are alike: two tell of all.
         config = config.replace(model={"num_layers": min(2, config.model.num_layers)})
     model = nnx.eval_shape(
         lambda: known_task.make_model(config, SimpleNamespace(**data), OneKey())
     )
     graph, params = nnx.split(model)
-    tokens = jax.ShapeDtypeStruct((2, config.model.max_length), "uint8")
+    tokens = jax.ShapeDtypeStruct((2, length), "uint8")
+    if config.model.inputs == "vectors":
+        tokens = jax.ShapeDtypeStruct((2, length, data["vocab_size"]), "float32")
     lengths = jax.ShapeDtypeStruct((2,), "int32")
     inputs = (tokens, lengths) * (2 if task == "retrieval" else 1)
     shape: tuple[int, ...] = (2, 10)

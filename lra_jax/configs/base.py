@@ -39,6 +39,7 @@ from lra_jax.models.config import ModelConfig
 Processes = Annotated[int, Range("1 to 4096, or None", 1, 4096)]
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
+Optimizer = Literal["adamw", "radam"]
 BestBy = Literal["accuracy", "loss"]
 Part = Literal["pretrain", "train"]
 
@@ -67,6 +68,9 @@ class TrainConfig:
     curriculum: str = ""
     """Short examples first: `700:0.6` trains on whole examples of at most 700 tokens
     for 60 % of the steps, then on all. Not for images."""
+    optimizer: Optimizer = "adamw"
+    """adamw: Adam with decoupled weight decay. radam: the same with rectified first
+    steps (Liu et al. 2020, arXiv:1908.03265)."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay of AdamW, multiplied by the learning rate."""
     decay_vectors: bool = True

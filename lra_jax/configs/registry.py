@@ -19,6 +19,7 @@ TASKS = {
     "pathfinder64": "lra_jax.tasks.pathfinder:PATHFINDER64",
     "pathx": "lra_jax.tasks.pathfinder:PATHX",
     "path256": "lra_jax.tasks.pathfinder:PATH256",
+    "series": "lra_jax.tasks.series:TASK",
     "mqar": "lra_jax.tasks.mqar:TASK",
     "needle": "lra_jax.tasks.needle:TASK",
     "mad-compress": "lra_jax.tasks.mad:COMPRESS",

@@ -43,6 +43,7 @@ class SequenceDataset:
       token_dtype: the dtype of the tokens.
       token_shape: `(C,)` if each token is a vector `[C]`, as in time series.
       num_classes: labels are below this; how many numbers, if labels are numbers.
+      scale: the mean and the deviation that were taken out of labels that are numbers.
       classes: the word of each label, in order; None if labels are numbers only.
       max_length: no sequence is longer than this.
       image_shape: rows and columns, if a sequence is an image; else None.
@@ -60,6 +61,7 @@ class SequenceDataset:
     raw: dict[str, Any] | None = None
     decode: Callable[[np.ndarray], str] | None = None
     classes: Sequence[str] | None = None
+    scale: tuple[float, float] = (0.0, 1.0)
 
     def __init__(self, builder: Any):
         self._builder = builder
@@ -85,6 +87,11 @@ class SequenceDataset:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{s}={self.num_examples(s)}" for s in self.splits)
         return f"SequenceDataset({self.name}, {sizes})"
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether labels are numbers to predict, and not classes."""
+        return self.labels(self.splits[0]).dtype.kind == "f"
 
     def num_examples(self, split: str) -> int:
         """The number of examples in a split."""
@@ -114,6 +121,9 @@ class SequenceDataset:
     def answer(self, split: str, index: int) -> str:
         """The answer to an example, for display."""
         labels, positions = self.labels(split)[index], self.positions(split)
+        if self.has_numbers:
+            mean, deviation = self.scale
+            return f"number {labels * deviation + mean:.6g}"
         if positions is None:
             return (
                 f"label {int(labels) if self.classes is None else self.classes[labels]}"

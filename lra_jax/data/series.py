@@ -37,7 +37,6 @@ class SeriesDataset(SequenceDataset):
 
     Attributes:
       token_shape: `(C,)`.
-      scale: mean and deviation of the numbers in training; None for classes.
 
     Raises:
       ValueError: fewer than two classes.
@@ -76,11 +75,17 @@ class SeriesDataset(SequenceDataset):
         number = self._number_labels(train.labels)
         self._labels = {x: number(splits[x].labels) for x in SPLITS}
         self.decode = describe
+        self.raw = {
+            "kind": "vectors",
+            "mean": mean.tolist(),
+            "deviation": deviation.tolist(),
+        }
+        if self.has_numbers:
+            self.raw["scale"] = list(self.scale)
         self.fingerprint = self._hash()
 
     def _number_labels(self, train: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """How labels become integers, or standardised float32 numbers."""
-        self.scale: tuple[float, float] | None = None
         if train.dtype.kind == "f":
             self.num_classes = 1
             self.scale = float(train.mean()), float(train.std()) or 1.0
@@ -99,13 +104,6 @@ class SeriesDataset(SequenceDataset):
         """See the base class."""
         split = self._checked(split)
         return MemorySource(self._values[split], self._lengths[split])
-
-    def answer(self, split: str, index: int) -> str:
-        """See the base class."""
-        if self.scale is None:
-            return super().answer(split, index)
-        mean, deviation = self.scale
-        return f"number {self.labels(split)[index] * deviation + mean:.6g}"
 
     def _hash(self) -> str:
         digest = hashlib.blake2b(digest_size=16)

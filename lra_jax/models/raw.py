@@ -8,6 +8,8 @@ The kinds are
           text or bytes, as the tokens of a ``vocabulary`` that `lra_jax.vocabularies`
           describes, truncated to ``max_length``, and stripped like bytes; or their ids;
   pixels  grey images of 0 to 255 with a ``shape``;
+  vectors series `[T, C]`, standardised by ``mean`` and ``deviation`` of each channel
+          and truncated to the model's length; NaN is taken for the mean;
   ids     integers, unchanged.
 
 ``buckets``, if there are any, are the lengths to which training padded its examples,
@@ -56,7 +58,8 @@ def reader(raw: Raw, max_length: int) -> Read:
 
     def read_example(name: str, example: Any) -> np.ndarray:
         tokens = read(raw, name, example)
-        if kind in ("bytes", "vocabulary") and isinstance(example, str | bytes):
+        cuts = kind in ("bytes", "vocabulary") and isinstance(example, str | bytes)
+        if cuts or kind == "vectors":
             tokens = tokens[:max_length]
         if not 0 < len(tokens) <= max_length:
             raise expected(name, f"1 to {max_length} tokens", len(tokens))
@@ -121,6 +124,17 @@ def _pixels(raw: Raw, name: str, example: Any) -> np.ndarray:
     return array.reshape(-1).astype(np.int32)
 
 
+def _vectors(raw: Raw, name: str, example: Any) -> np.ndarray:
+    array, channels = np.asarray(example), len(raw["mean"])
+    if array.ndim != 2 or array.shape[1] != channels or array.dtype.kind not in "fiu":
+        needed = f"numbers [T, C] with C={channels}"
+        raise expected(name, needed, f"{array.dtype}{list(array.shape)}")
+    if np.isinf(array).any():
+        raise expected(name, "finite numbers, or NaN", "infinity")
+    scaled = (array - np.array(raw["mean"])) / np.array(raw["deviation"])
+    return np.nan_to_num(scaled).astype(np.float32)
+
+
 def _ids(_: Raw, name: str, example: Any) -> np.ndarray:
     try:
         array = np.asarray(example)
@@ -131,5 +145,11 @@ def _ids(_: Raw, name: str, example: Any) -> np.ndarray:
     return array
 
 
-_READERS = {"words": _words, "bytes": _bytes, "pixels": _pixels, "ids": _ids}
+_READERS = {
+    "words": _words,
+    "bytes": _bytes,
+    "pixels": _pixels,
+    "vectors": _vectors,
+    "ids": _ids,
+}
 _KINDS = (*_READERS, "vocabulary")

@@ -58,8 +58,9 @@ class Prediction(NamedTuple):
     """Classes of B examples; for a model of single positions, at each of them.
 
     Attributes:
-      labels: `[B]`, or `[B, T]` with -1 beyond an example's end.
-      probabilities: float32 `[B, C]`, or `[B, T, C]`.
+      labels: `[B]`, or `[B, T]` with -1 beyond an example's end; of a regression, the
+        predicted numbers.
+      probabilities: float32 `[B, C]`, or `[B, T, C]`; none for numbers, C = 0.
     """
 
     labels: np.ndarray
@@ -101,6 +102,10 @@ class Saved:
         check_size("batch_size", batch_size)
         rows = [self._tokens(index, example) for index, example in enumerate(examples)]
         scores = self._scores(rows, batch_size)
+        if "scale" in self.raw:
+            mean, deviation = self.raw["scale"]
+            numbers = scores[:, 0].astype(np.float64) * deviation + mean
+            return Prediction(numbers, np.empty((len(rows), 0)))
         labels = scores.argmax(-1)
         if labels.ndim == 2:
             lengths = np.array([len(row[0]) for row in rows])
@@ -156,6 +161,8 @@ class Saved:
         size = self.model.encoder.vocab_size
         sequences = [self._read(name, part) for part in parts]
         for tokens in sequences:
+            if tokens.dtype.kind == "f":
+                continue
             if tokens.min() < 0 or tokens.max() >= size:
                 needed = f"ids of the vocabulary, from 0 to {size - 1}"
                 raise expected(name, needed, f"{tokens.min()} to {tokens.max()}")
@@ -493,7 +500,9 @@ def _batch(rows: list[list[np.ndarray]], width: int) -> list[np.ndarray]:
     """Tokens `[B, width]` and lengths `[B]` of each of the sequences."""
     batch = []
     for sequences in zip(*rows, strict=True):
-        tokens = np.zeros((len(rows), width), np.int32)
+        shape, is_real = sequences[0].shape[1:], sequences[0].dtype.kind == "f"
+        dtype = np.float32 if is_real else np.int32
+        tokens = np.zeros((len(rows), width, *shape), dtype)
         for row, sequence in zip(tokens, sequences, strict=True):
             row[: len(sequence)] = sequence
         lengths = np.array([len(sequence) for sequence in sequences], np.int32)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -44,23 +45,63 @@ def classification_loss(
         `[B, T]`, and labels `[B, K]` of its documents.
       rngs: dropout stream, for training.
     """
+    return sum_losses(_logits(model, batch, rngs), batch["labels"], batch)
+
+
+def regression_loss(
+    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
+) -> Sums:
+    """Squared error of a model of one logit, summed over the batch; no accuracy.
+
+    Args:
+      model, batch, rngs: as in `classification_loss`; labels are float32, NaN where a
+        row has fewer than K.
+    """
+    labels, predicted = batch["labels"], _logits(model, batch, rngs)[..., 0]
+    weights = _weights(~jnp.isnan(labels), batch)
+    errors = predicted - jnp.where(jnp.isnan(labels), predicted, labels)
+    return {
+        "loss": jnp.sum(errors**2 * weights),
+        "correct": jnp.zeros((), jnp.float32),
+        "count": jnp.sum(weights),
+    }
+
+
+def regression_scores(
+    dataset: SequenceDataset, split: str, loss: float
+) -> dict[str, float]:
+    """R2, the share of a split's variance that predictions explain, if labels are
+    numbers, and the squared error in their units; ``loss`` is the mean squared error.
+    """
+    if not dataset.has_numbers:
+        return {}
+    labels, (_, deviation) = dataset.labels(split), dataset.scale
+    variance = float(np.nanvar(labels, dtype=np.float64))
+    scores = {"squared_error": loss * deviation**2}
+    return scores | ({"r2": 1 - loss / variance} if variance else {})
+
+
+def _logits(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None) -> jax.Array:
     classifier: Any = model
-    labels = batch["labels"]
     if "segment_ids" in batch:
-        packed = {"segment_ids": batch["segment_ids"], "documents": labels.shape[1]}
-        logits = classifier(batch["tokens"], None, rngs, **packed)
-    else:
-        inputs = (batch[name] for name in classifier.INPUTS)
-        logits = classifier(*inputs, rngs)
-    return sum_losses(logits, labels, batch)
+        documents = batch["labels"].shape[1]
+        packed = {"segment_ids": batch["segment_ids"], "documents": documents}
+        return classifier(batch["tokens"], None, rngs, **packed)
+    return classifier(*(batch[name] for name in classifier.INPUTS), rngs)
+
+
+def _weights(is_label: jax.Array, batch: Batch) -> jax.Array:
+    """1 for each label in a row that counts, else 0."""
+    weights = is_label.astype(jnp.float32)
+    if "weights" in batch:
+        rows = batch["weights"]
+        weights = weights * rows.reshape(-1, *(1,) * (is_label.ndim - 1))
+    return weights
 
 
 def sum_losses(logits: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
     """Cross-entropy and accuracy over labels >= 0, in the rows that count."""
-    weights = (labels >= 0).astype(jnp.float32)
-    if "weights" in batch:
-        rows = batch["weights"]
-        weights = weights * rows.reshape(-1, *(1,) * (labels.ndim - 1))
+    weights = _weights(labels >= 0, batch)
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(
         logits, jnp.maximum(labels, 0)
     )

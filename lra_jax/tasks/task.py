@@ -165,8 +165,9 @@ class Task:
         pkgutil.resolve_name("lra_jax.tasks.checks:check_on_devices")(config, self)
 
     def check_data(self, config: Config, dataset: "SequenceDataset") -> None:
-        """Refuses files of the user whose validation split is their test split, in the
-        same order: the best checkpoint would be chosen on it. Not for language models.
+        """Refuses to choose by accuracy where numbers are predicted, and files of the
+        user whose validation split is their test split, in the same order: the best
+        checkpoint would be chosen on it. Not for language models.
 
         Raises:
           ValueError: with the flag, and what is expected.

@@ -49,12 +49,14 @@ class RunConsole:
       start: the step from which this process resumes; set it before entering.
       work: total cost of all steps before a given one, in any unit, from which the time
         left is estimated. By default all steps cost the same.
+      has_accuracy: False where numbers are predicted.
     """
 
     def __init__(self, steps: int, quiet: bool = False):
         self._console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
         self._steps, self.start = steps, 0
         self.work: Callable[[int], float] = float
+        self.has_accuracy = True
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -123,13 +125,18 @@ class RunConsole:
         each = (self.work(step) - self.work(step - 1)) * speed  # Work in a second.
         left = (self.work(self._steps) - self.work(step)) / each
         rate = f"{speed:.2f} steps/s  {format_seconds(left)} left"
-        short = f"loss {loss:.2f}  accuracy {100 * accuracy:.1f} %  {rate}"
+        short = f"loss {loss:.2f}{self._percent(accuracy, 1)}  {rate}"
         self._bar.update(self._row, completed=step, figures=short)
         if self._bar.disable:
             self.line(
-                f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {loss:.4f}  "
-                f"accuracy {100 * accuracy:5.2f} %  {rate}"
+                f"step {step:>{len(str(self._steps))}}/{self._steps}  loss {loss:.4f}"
+                f"{self._percent(accuracy, 2)}  {rate}"
             )
+
+    def _percent(self, accuracy: float, digits: int) -> str:
+        if not self.has_accuracy:
+            return ""
+        return f"  accuracy {100 * accuracy:{digits + 3}.{digits}f} %"
 
     def validation(
         self,
@@ -141,8 +148,8 @@ class RunConsole:
         """Reports validation metrics, and the task's own scores."""
         more = "".join(f"  {name} {value:.3f}" for name, value in scores.items())
         self.line(
-            f"step {step}  validation loss {means['loss']:.4f}  accuracy "
-            f"{100 * means['accuracy']:.2f} %{more}"
+            f"step {step}  validation loss {means['loss']:.4f}"
+            f"{self._percent(means['accuracy'], 2)}{more}"
             + ("  (best so far)" if is_best else "")
         )
 

@@ -79,21 +79,22 @@ def _one_schedule(config: TrainConfig, name: str) -> optax.Schedule:
 def make_optimizer(
     config: TrainConfig, pretrain: PretrainConfig | None = None
 ) -> optax.GradientTransformation:
-    """AdamW on the schedule, after clipping to ``clip_norm`` unless that is 0.
+    """AdamW, or RAdam, on the schedule, after clipping to ``clip_norm`` unless it is 0.
 
     Without ``decay_vectors``, weight decay skips arrays of one axis and norms' scales.
     """
-    adamw = optax.adamw(
-        make_schedule(config, pretrain),
-        b1=config.adam_b1,
-        b2=config.adam_b2,
-        eps=config.adam_eps,
-        weight_decay=config.weight_decay,
-        mask=None if config.decay_vectors else _matrices,
+    is_radam = config.optimizer == "radam"
+    scale = optax.scale_by_radam if is_radam else optax.scale_by_adam
+    steps = optax.chain(
+        scale(b1=config.adam_b1, b2=config.adam_b2, eps=config.adam_eps),
+        optax.add_decayed_weights(
+            config.weight_decay, None if config.decay_vectors else _matrices
+        ),
+        optax.scale_by_learning_rate(make_schedule(config, pretrain)),
     )
     if config.clip_norm == 0:
-        return adamw
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+        return steps
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), steps)
 
 
 def _constant(peak: float, warmup: int) -> optax.Schedule:

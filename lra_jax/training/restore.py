@@ -146,7 +146,7 @@ def predictions(
     positions that are scored. Labels that are words stay words; probabilities
     are in the words' order.
     """
-    words = trainer.dataset.classes
+    words, (mean, deviation) = trainer.dataset.classes, trainer.dataset.scale
     graphdef = nnx.graphdef(trainer.model_at(params))
     train = trainer.config.train
 
@@ -163,6 +163,14 @@ def predictions(
     tracked = console.track(batches, len(batches))
     for ids, batch in zip(batches.examples(), tracked, strict=True):
         scores = run(params, sharding.shard_batch(trainer.mesh, batch))
+        if trainer.dataset.has_numbers:
+            for example, *pair in zip(
+                ids.tolist(), batch["labels"], np.asarray(scores)[:, 0], strict=False
+            ):
+                label, number = (float(x * deviation + mean) for x in pair)
+                line = {"example": example, "label": label, "prediction": number}
+                lines.append(line)
+            continue
         chances = np.asarray(jax.nn.softmax(scores, -1), np.float64).round(6)
         # Of the scores: among many classes several round to the same probability.
         chosen = np.asarray(scores.argmax(-1))

@@ -98,6 +98,7 @@ class Session:
             self._warn_of_losses(result.steps)
         else:
             console.work = self.trainer.tokens_before
+            console.has_accuracy = not self.dataset.has_numbers
             console.facts(summary.facts(self.trainer))
             with hosts.writer_first(self._track) as tracker:
                 fit(self.trainer, console, tracker)

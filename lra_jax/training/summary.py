@@ -74,7 +74,7 @@ def show_result(
 ) -> None:
     """Prints test accuracies, with baselines and comparable published results, or the
     task's other scores."""
-    if task.scores is None:
+    if not result.scores:
         console.table("test accuracy, percent", _accuracies(task, config, result))
     else:
         _show_scores(console, result)

@@ -150,7 +150,7 @@ def test_numbers_as_labels(tmp_path):
     lines = "".join(f"{i},1:{i / 4}\n" for i in range(10))
     folder = write(tmp_path / "Sum", NUMBERS + lines, f"{NUMBERS}5,1,0:1.5\n", "Sum")
     dataset = prepare(folder)
-    assert dataset.scale is not None and dataset.num_classes == 1
+    assert dataset.has_numbers and dataset.num_classes == 1
     mean, deviation = dataset.scale
     train = dataset.labels("train") * deviation + mean
     assert len(train) == 8 and dataset.labels("train").dtype == np.float32

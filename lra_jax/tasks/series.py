@@ -1,0 +1,60 @@
+"""Time series: a class or a number for each, as the labels of the data say."""
+
+from typing import TYPE_CHECKING, Any
+
+from lra_jax.configs import series
+from lra_jax.configs.base import Config
+from lra_jax.tasks.published import Published
+from lra_jax.tasks.task import Task, has_sizes
+
+if TYPE_CHECKING:
+    from lra_jax.data.series import SeriesDataset
+
+_SOURCE = "Wu et al. 2022, arXiv:2202.06258, best epoch on the test split"
+
+_PUBLISHED = (
+    ("Transformer", 98.7, "softmax"),
+    ("Linear Transformer", 99.2, "linear"),
+    ("Reformer", 97.8, "reformer"),
+    ("Longformer", 98.9, "longformer"),
+    ("Performer", 98.1, "performer"),
+    ("cosFormer", 99.2, "cosformer"),
+    ("Flowformer", 98.9, "flow"),
+)
+
+
+def make_model(config: Config, dataset: "SeriesDataset", rngs: Any) -> Any:
+    """A classifier as long as the data: its head has weights for each step."""
+    from lra_jax.tasks.base import make_classifier
+
+    sized = config.replace(model={"max_length": dataset.max_length})
+    return make_classifier(sized, dataset, rngs)
+
+
+def loss(model: Any, batch: Any, rngs: Any = None) -> dict[str, Any]:
+    """Cross-entropy of classes, or squared error of numbers."""
+    from lra_jax.tasks.base import classification_loss, regression_loss
+
+    is_number = batch["labels"].dtype.kind == "f"
+    return (regression_loss if is_number else classification_loss)(model, batch, rngs)
+
+
+TASK = Task(
+    name="series",
+    data=series.SeriesData,
+    presets=series.PRESETS,
+    reader="lra_jax.data.series:prepare",
+    model="lra_jax.tasks.series:make_model",
+    objective="lra_jax.tasks.series:loss",
+    scores="lra_jax.tasks.base:regression_scores",
+    can_pack=True,
+    suite="kinds",
+    is_official=lambda data, dataset: (
+        (data.path, data.max_length, data.validation) == (None, None, "test")
+        and has_sizes(dataset, train=270, valid=370, test=370)
+    ),
+    published=tuple(
+        Published(model, accuracy, _SOURCE, attention)
+        for model, accuracy, attention in _PUBLISHED
+    ),
+)

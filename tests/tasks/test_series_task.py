@@ -1,0 +1,180 @@
+"""Time series from flags to a score, on small files of the true kind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lra_jax import evaluate, models, report, train
+from lra_jax.configs import get_preset
+from lra_jax.data import series_files
+from lra_jax.tasks import get_task
+from lra_jax.tasks.base import regression_loss
+from lra_jax.training.optimizer import make_optimizer
+
+TRAIN = {
+    "steps": 4,
+    "warmup": 0,
+    "batch_size": 4,
+    "eval_batch_size": 4,
+    "eval_every": 2,
+    "log_every": 2,
+}
+MODEL = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "qkv_dim": 8, "mlp_dim": 8}
+
+
+def write(folder: Path, *, numbers: bool) -> Path:
+    """Series of two channels and 3 to 6 steps, and whether their sum is above 0."""
+    rng = np.random.default_rng(0)
+    kind = "@targetLabel true" if numbers else "@classLabel true down up"
+    for split, count in (("TRAIN", 20), ("TEST", 6)):
+        lines = ["@univariate false", "@dimensions 2", kind, "@data"]
+        for number in range(count):
+            values = rng.normal(size=(2, int(rng.integers(3, 7)))).round(4)
+            values[0, 0] = number % 2 * 2 - 1
+            label = f"{values[0, 0]:.2f}" if numbers else ("down", "up")[number % 2]
+            channels = [",".join(map(str, row)) for row in values.tolist()]
+            lines.append(":".join([*channels, label]))
+        (folder / f"Sum_{split}.ts").write_text("\n".join(lines))
+    return folder
+
+
+def config(path: Path, attention="flow", preset="small", workdir="run", **changes):
+    made = get_preset("series", preset, attention).replace(
+        train=TRAIN, model=MODEL, data={"path": str(path)}, workdir=str(path / workdir)
+    )
+    return made.replace(**changes)
+
+
+@pytest.fixture
+def classes(tmp_path):
+    return write(tmp_path, numbers=False)
+
+
+@pytest.fixture
+def numbers(tmp_path):
+    return write(tmp_path, numbers=True)
+
+
+def test_a_run_of_classes(classes):
+    result = train.run(config(classes), quiet=True)
+    assert result["test_examples"] == 6 and not result["official_data"]
+    assert 0 <= result["test_accuracy_best"] <= 100
+    assert not {name for name in result if "r2" in name}
+    loaded = models.load(str(classes / "run"))
+    assert loaded.about["classes"] == ["down", "up"]
+    test = series_files.read(classes)["test"]
+    predicted = loaded.predict(test.values).labels
+    right = [
+        ("down", "up")[x] == y for x, y in zip(predicted, test.labels, strict=True)
+    ]
+    scored = evaluate.run(evaluate.EvaluateConfig(str(classes / "run")))
+    assert scored["accuracy"] == pytest.approx(100 * np.mean(right))
+    with pytest.raises(ValueError, match=r"example 0: expected numbers \[T, C\]"):
+        loaded.predict([[1.0, 2.0]])
+
+
+def test_a_run_of_numbers(numbers, capsys):
+    with pytest.raises(ValueError, match=r"--train\.best_by: expected loss"):
+        train.run(config(numbers), quiet=True)
+    by_loss = config(numbers, train={**TRAIN, "best_by": "loss"})
+    result = train.run(by_loss)
+    printed = capsys.readouterr().out
+    assert "test r2" in printed and "accuracy" not in printed
+    test = series_files.read(numbers)["test"]
+    predicted = models.load(str(numbers / "run")).predict(test.values)
+    errors = predicted.labels - test.labels
+    assert result["test_squared_error_best"] == pytest.approx(np.mean(errors**2), 1e-4)
+    r2 = 1 - np.mean(errors**2) / np.var(test.labels)
+    assert result["test_r2_best"] == pytest.approx(r2, abs=1e-4)
+    file = numbers / "predictions.jsonl"
+    scored = evaluate.run(
+        evaluate.EvaluateConfig(str(numbers / "run"), predictions=str(file))
+    )
+    assert scored["r2"] == pytest.approx(r2, abs=1e-4) and "accuracy" not in scored
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    np.testing.assert_allclose([x["label"] for x in lines], test.labels, atol=1e-6)
+    answers = [x["prediction"] for x in lines]
+    np.testing.assert_allclose(answers, predicted.labels, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["small", "official"])
+def test_resumed_bit_for_bit(classes, preset):
+    constant = TRAIN | {"schedule": "constant"}
+    for workdir, stops in (("once", [4]), ("twice", [2, 4])):
+        for steps in stops:
+            run = config(classes, preset=preset, workdir=workdir)
+            train.run(run.replace(train=constant | {"steps": steps}), quiet=True)
+    once, twice = (classes / x / "model.safetensors" for x in ("once", "twice"))
+    assert once.read_bytes() == twice.read_bytes()
+
+
+def test_packed_batches_have_the_same_loss(classes):
+    plain, packed = (
+        train.run(
+            config(
+                classes,
+                workdir=name,
+                model={**MODEL, "dropout": 0.0},
+                data={"path": str(classes), "packing": name == "packed"},
+            ),
+            quiet=True,
+        )
+        for name in ("plain", "packed")
+    )
+    assert packed["valid_loss_best"] == pytest.approx(plain["valid_loss_best"], 1e-4)
+
+
+def test_own_attention(classes, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def average(query, key, value, mask=None):\n"
+        "    if mask is None:\n"
+        "        return jnp.broadcast_to(value.mean(1, keepdims=True), value.shape)\n"
+        "    weights = mask.reshape(*value.shape[:2], 1, 1).astype(value.dtype)\n"
+        "    mean = (value * weights).sum(1, keepdims=True) / weights.sum(1, "
+        "keepdims=True)\n"
+        "    return jnp.broadcast_to(mean, value.shape)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = train.run(config(classes, attention="mine:average"), quiet=True)
+    assert result["attention"] == "mine:average"
+
+
+def test_the_official_preset_chooses_on_the_test_split(classes, capsys):
+    result = train.run(config(classes, preset="official"))
+    assert result["validation"] == "test"
+    assert "chosen on the test split itself" in capsys.readouterr().out
+    report.main([str(classes), f"--out={classes / 'report'}"])
+    assert "series" in (classes / "report" / "report.md").read_text()
+
+
+def test_official_optimiser():
+    official = get_preset("series", "official", "flow")
+    optimizer = make_optimizer(official.train)
+    params = {"w": jnp.ones(3)}
+    with jax.numpy_dtype_promotion("standard"):  # As in a step.
+        updates: Any = optimizer.update(params, optimizer.init(params), params)[0]
+    # RAdam begins with plain momentum, whose first step is the gradient, clipped at 4.
+    np.testing.assert_allclose(updates["w"], -1e-3 * np.ones(3), rtol=1e-5)
+    assert get_task("series").follows_protocol(official)
+
+
+def test_squared_errors_skip_filler_rows_and_missing_labels():
+    class Model:
+        INPUTS = ("tokens",)
+
+        def __call__(self, tokens, rngs=None):
+            return tokens[..., None]
+
+    batch = {
+        "tokens": jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]),
+        "labels": jnp.array([[0.0, jnp.nan], [1.0, 4.0], [0.0, 0.0]]),
+        "weights": jnp.array([1.0, 1.0, 0.0]),
+    }
+    sums = regression_loss(Model(), batch)
+    assert (float(sums["loss"]), float(sums["count"])) == (1 + 4 + 0, 3)
