@@ -133,7 +133,7 @@ class _Command:
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line."""
-    args = cli.started(args)
+    args = cli.begin(args)
     if not args or args[0] in ("-h", "--help"):
         print(_overview())
         raise SystemExit(0 if args else 2)

@@ -30,7 +30,7 @@ _ADVICE = "interrupted; the same command resumes"
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line; see ``lra_jax.cli`` for the exit codes."""
-    args = cli.started(args)
+    args = cli.begin(args)
     config = cli.parse(BenchmarkConfig, _PROG, _DESCRIPTION, args)
     with cli.user_errors():
         make_cases(config, on_cpu=True)  # Refuses invalid flags before jax loads.

@@ -91,7 +91,7 @@ def interpreter() -> str:
         return str(here)
 
 
-def started(args: Sequence[str] | None) -> list[str]:
+def begin(args: Sequence[str] | None) -> list[str]:
     """The arguments of a command; None = those of this process.
 
     In the latter case the process belongs to the command: it restarts with the

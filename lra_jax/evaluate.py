@@ -44,7 +44,7 @@ class EvaluateConfig:
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line."""
-    args = cli.started(args)
+    args = cli.begin(args)
     prog = "python -m lra_jax.evaluate"
     config = cli.parse(EvaluateConfig, prog, "Scores a saved run.", args)
     with cli.user_errors():

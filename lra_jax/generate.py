@@ -52,7 +52,7 @@ _FLAGS_OF_LOADING = {"run": "workdir", "file": "workdir", "allow_code": "allow-c
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line."""
-    args = cli.started(args)
+    args = cli.begin(args)
     prog = "python -m lra_jax.generate"
     config = cli.parse(GenerateConfig, prog, "Continues a text.", args)
     with cli.user_errors():

@@ -50,7 +50,7 @@ class TrainCommand(runs.Seeds):
 
 def main(args: Sequence[str] | None = None) -> None:
     """The command line; see ``lra_jax.cli`` for the exit codes."""
-    args = cli.started(args)
+    args = cli.begin(args)
     command = cli.parse_config(_PROG, _DESCRIPTION, args, TrainCommand)
     with cli.user_errors():
         command.check_types()

@@ -318,6 +318,6 @@ def test_warnings_of_the_log_are_one_line(monkeypatch, capsys) -> None:
     monkeypatch.setattr(log, "propagate", True)
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(sys, "argv", ["command", "--flag"])
-    assert cli.started(None) == ["--flag"]
+    assert cli.begin(None) == ["--flag"]
     logging.getLogger("lra_jax.data.text").warning("%d left out", 3)
     assert capsys.readouterr().err == "warning: 3 left out\n"

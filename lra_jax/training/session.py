@@ -69,7 +69,7 @@ class Session:
         self.dataset = hosts.writer_first(lambda: self.task.prepare(config.data))
         # Only one process looks for the file of a run: network file systems remember
         # for a while that there was none.
-        if hosts.agree(hosts.is_writer() and not self._is_begun):
+        if hosts.agree(hosts.is_writer() and not self._has_config):
             self.task.check_data(config, self.dataset)
         self.console.line("building the model ...")
         self.trainer = Trainer(config, self.task, self.dataset, self.workdir)
@@ -162,7 +162,7 @@ class Session:
         """
         if hosts.is_writer():
             stack.enter_context(workdirs.exclusive(self.workdir))
-        elif not self._is_begun:
+        elif not self._has_config:
             needed = "a folder on a file system that all processes share"
             got = f"{self.workdir}, not found by process {jax.process_index()}"
             raise expected("--workdir", needed, got)
@@ -176,7 +176,7 @@ class Session:
         own_code.keep(self.workdir, self.config.attention, hosts.is_writer())
 
     @property
-    def _is_begun(self) -> bool:
+    def _has_config(self) -> bool:
         return (self.workdir / "config.json").exists()
 
     def _score(self) -> Result:
