@@ -43,7 +43,7 @@ SHARES |= {"data/batches.py": 10}
 TESTS = {"attention": 40, "models": 30, "tasks": 12, "training": 15, "data": 40}
 COMMON = {
     "attention": "formulas golden padding_and_gradients causal packed streams weights"
-    " flax wrong_options masks_and_errors",
+    " flax transforms wrong_options masks_and_errors",
     "models": "layer layers encoder attention_module classifier config",
     "tasks": "task published tasks language_tasks suite_tasks pathfinder_tasks",
     "training": "trainer runs",

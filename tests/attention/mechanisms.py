@@ -294,9 +294,9 @@ def steps(name: str, state, query, key, value, **more: Any):
     return jnp.swapaxes(out, 0, 1), state
 
 
-def queries(name: str, expected: int, length: int = 7) -> int:
-    """How many queries a test may have for so many keys: the wanted number or that."""
-    return expected if name in CROSS else length
+def queries(name: str, count: int, length: int = 7) -> int:
+    """How many queries a test may have for so many keys: ``count`` or that."""
+    return count if name in CROSS else length
 
 
 def inputs(
@@ -389,7 +389,7 @@ def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
 
     Args:
       got: an array or a tree of them.
-      wanted: the same in float64 or as precise as it can be.
+      expected: the same in float64 or as precise as it can be.
       tolerance: the bound.
     """
     got, expected = (
