@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from lra_jax import evaluate, models, report, train
 from lra_jax.configs import get_preset
@@ -151,6 +153,19 @@ def test_the_official_preset_chooses_on_the_test_split(classes, capsys):
     assert "chosen on the test split itself" in capsys.readouterr().out
     report.main([str(classes), f"--out={classes / 'report'}"])
     assert "series" in (classes / "report" / "report.md").read_text()
+
+
+def test_official_model_on_the_sizes_of_japanese_vowels():
+    config, task = get_preset("series", "official", "flow"), get_task("series")
+    for length, count in ((26, 6_445_577), (29, 6_460_937)):
+        sizes = {"vocab_size": 12, "num_classes": 9, "max_length": length}
+        data: Any = SimpleNamespace(**sizes, image_shape=None)
+
+        def make(data: Any = data) -> nnx.Module:
+            return task.make_model(config, data, nnx.Rngs(0))
+
+        params = nnx.state(nnx.eval_shape(make), nnx.Param)
+        assert sum(x.size for x in jax.tree.leaves(params)) == count
 
 
 def test_official_optimiser():
