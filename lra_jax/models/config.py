@@ -2,16 +2,15 @@
 
 ``--model.short_conv=4`` on the command line and ``TransformerEncoder(short_conv=4)``
 set the same field. The docstring of a field is its help text, and its type has the
-range. Nothing here imports jax, because ``--help`` must be quick.
+range. Nothing here imports jax or numpy, because ``--help`` must be quick.
 """
 
 import ast
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Annotated, Any, Literal
-
-import numpy as np
 
 from lra_jax.attention import registry
 from lra_jax.errors import Count, Positive, Range, Rate, Size, check_types, expected
@@ -152,8 +151,8 @@ class ModelConfig:
                 # A tuple, so that models are hashable; no values are an empty text.
                 pairs = value.items() if isinstance(value, Mapping) else value
                 value = tuple(pairs) or ""
-            elif isinstance(value, np.integer):
-                value = int(value)
+            elif isinstance(value, Integral) and not isinstance(value, bool):
+                value = int(value)  # Also of numpy, which is not imported here.
             elif field.name == "hybrid" and isinstance(value, str):
                 value = ",".join(name.strip() for name in value.split(","))
             object.__setattr__(self, field.name, value)
@@ -168,7 +167,7 @@ class ModelConfig:
         if self.positions == "sinusoidal" and self.embed_dim % 2:
             needed = "an even width for sinusoidal positions"
             raise expected("embed_dim", needed, self.embed_dim)
-        ids = [c for c in self.clusters if isinstance(c, int | np.integer) and c > 0]
+        ids = [c for c in self.clusters if isinstance(c, Integral) and c > 0]
         if list(self.clusters) != sorted(set(ids)):
             raise expected("cutoffs", "increasing positive ids", self.cutoffs)
         if self.is_causal and self.cls_token:

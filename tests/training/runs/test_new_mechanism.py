@@ -134,6 +134,8 @@ def test_a_formula_that_it_does_not_follow_is_noticed(copy: Path) -> None:
     test = copy / "tests/attention/test_toy.py"
     test.write_text(FORMULA.replace("(1 + distance)", "(2 + distance)"))
     formulas = str(copy / "tests/attention/properties/test_formulas.py")
-    end = _python(copy, "-m", "pytest", formulas, "-k", "toy and more_queries", "-q", "-n0")
+    end = _python(
+        copy, "-m", "pytest", formulas, "-k", "toy and more_queries", "-q", "-n0"
+    )
     assert end.returncode == 1, end.stdout
     assert "1 failed" in end.stdout
