@@ -136,12 +136,22 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
     print(f"fingerprint {dataset.fingerprint}")
     shape = dataset.image_shape
     kind = f"images of {shape[0]} x {shape[1]}" if shape else "sequences"
+    size = dataset.vocab_size
+    tokens = f"vectors of {size}" if dataset.token_shape else f"ids below {size}"
+    targets = "numbers" if dataset.has_numbers else f"{dataset.num_classes} classes"
     print(
         f"{' and '.join(dataset.sequences)}: {kind} of at most {dataset.max_length}, "
-        f"ids below {dataset.vocab_size}; {dataset.num_classes} classes"
+        f"{tokens}; {targets}"
     )
     for split in dataset.splits:
         lengths, labels = dataset.lengths(split), dataset.labels(split)
+        sizes = f"lengths {lengths.min()} to {lengths.max()}, mean {lengths.mean():.0f}"
+        if dataset.has_numbers:
+            mean, deviation = dataset.scale
+            numbers = labels.astype(np.float64) * deviation + mean
+            spread = f"mean {numbers.mean():.4g}, deviation {numbers.std():.4g}"
+            print(f"{split}: {sizes}; numbers: {spread}")
+            continue
         labels = labels[labels >= 0]  # Rows with fewer targets are padded with -1.
         if not labels.size:  # Every token of a text is a target.
             rows = "1 row" if len(lengths) == 1 else f"{len(lengths):,} rows"
@@ -152,8 +162,7 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
         shown = [f"{words[i]}: {n:,}" for i, n in enumerate(counts.tolist()) if n]
         more = f" and {len(shown) - _LABELS} more" if len(shown) > _LABELS else ""
         print(
-            f"{split}: lengths {lengths.min()} to {lengths.max()}, mean "
-            f"{lengths.mean():.0f}, median {np.median(lengths):.0f}; majority "
+            f"{split}: {sizes}, median {np.median(lengths):.0f}; majority "
             f"{100 * counts.max() / counts.sum():.2f} %; labels "
             f"{', '.join(shown[:_LABELS])}{more}"
         )

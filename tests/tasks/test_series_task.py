@@ -13,6 +13,7 @@ from flax import nnx
 
 from lra_jax import evaluate, models, report, train
 from lra_jax.configs import get_preset
+from lra_jax.data import __main__ as data_command
 from lra_jax.data import series_files
 from lra_jax.tasks import get_task
 from lra_jax.tasks.base import regression_loss
@@ -60,6 +61,16 @@ def classes(tmp_path):
 @pytest.fixture
 def numbers(tmp_path):
     return write(tmp_path, numbers=True)
+
+
+def test_data_in_words(classes, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    for path, told in ((classes, "; 2 classes"), (write(other, numbers=True), "mean")):
+        for action in ("describe", "sample"):
+            data_command.main([action, "--task=series", f"--data.path={path}"])
+        printed = capsys.readouterr().out
+        assert "sequences of at most 6, vectors of 2" in printed and told in printed
 
 
 def test_a_run_of_classes(classes):
