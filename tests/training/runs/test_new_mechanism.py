@@ -10,39 +10,51 @@ import helpers
 import pytest
 
 MODULE = '''
-"""Weights in proportion to ``1 / (1 + |q - k|^2)``."""
+"""Attention by distance."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import dense, feature_maps, inputs, masking
-from lra_jax.attention.call import Call
+from lra_jax.attention import dense, feature_maps, masking
+from lra_jax.attention.call import Call, attention_of
 
 __all__ = ["toy_attention", "toy_weights"]
 
 
-def toy_attention(
-    query, key, value, mask=None, is_causal=False, *, precision=None, **flax: Any
-) -> jax.Array:
-    inputs.check_keywords(toy_attention, flax)
-    call = Call.of(query, key, value, mask, is_causal, precision=precision)
+def _run(call: Call, *, offset: float) -> tuple[jax.Array, None]:
     heads, dtype = call.query.shape[2], call.dtype
     query = masking.by_head(call.query, heads, None, dtype)
     key, value = (
         masking.by_head(x, heads, call.mask, dtype) for x in (call.key, call.value)
     )
-    products = jnp.einsum("bnth,bnsh->bnts", query, key, precision=precision)
+    products = jnp.einsum("bnth,bnsh->bnts", query, key, precision=call.precision)
     squares = jnp.square(query).sum(-1)[..., None] + jnp.square(key).sum(-1)[:, :, None]
-    scores = -jnp.log1p(jnp.maximum(squares - 2 * products, 0))
+    scores = -jnp.log(offset + jnp.maximum(squares - 2 * products, 0))
     seen = None if call.mask is None else call.mask[:, None, None]
-    if is_causal:
+    if call.is_causal:
         past = jnp.tri(*scores.shape[2:], dtype=bool)[None, None]
         seen = past if seen is None else past & seen
     weights = feature_maps.masked_softmax(scores, seen)
-    out = jnp.matmul(weights, value, precision=precision)
-    return call.finish(jnp.swapaxes(out, 1, 2))
+    out = jnp.matmul(weights, value, precision=call.precision)
+    return call.finish(jnp.swapaxes(out, 1, 2)), None
+
+
+@attention_of(_run)
+def toy_attention(
+    query,
+    key,
+    value,
+    mask=None,
+    is_causal=False,
+    *,
+    offset=1.0,
+    precision=None,
+    **flax: Any,
+) -> jax.Array:
+    """Weights in proportion to ``1 / (offset + |q - k|^2)``."""
+    ...
 
 
 toy_weights = dense.weights_of(toy_attention, "Its rows sum to one.")
