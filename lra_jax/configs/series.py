@@ -13,7 +13,7 @@ normal distribution; softmax competition of flow is finite by clip=30.
   Command: python -m lra_jax.train --task=series --preset=official --attention=flow
   Published on JapaneseVowels, in percent (Wu et al. 2022, arXiv:2202.06258): softmax
   98.7, linear 99.2, cosformer 99.2, flow 98.9, performer 98.1.
-small (default): 2 blocks, 64 wide, 4 heads, and the same head; AdamW at 1e-3 with a
+quick (default): 2 blocks, 64 wide, 4 heads, and the same head; AdamW at 1e-3 with a
 cosine, 600 steps of 16, chosen on a fifth of the training split.
   Command: python -m lra_jax.train --task=series --attention=flow
 """
@@ -57,7 +57,7 @@ class SeriesData(DataConfig):
 
 PRESETS = families.presets(
     "series",
-    small=families.Preset(
+    quick=families.Preset(
         train=TrainConfig(
             steps=600, batch_size=16, warmup=50, weight_decay=0.01, eval_every=50
         ),

@@ -56,20 +56,25 @@ def on_each_device(
     return _split_heads(by_sample(local, _map_arrays(operands, _merge_heads)), heads)
 
 
-def by_sample(function: Callable[..., Result], *arrays: Any) -> Result:
-    """``function(*arrays)``, by `parts`, or by the split of an explicit axis.
+def by_sample(
+    function: Callable[..., Result], *arrays: Any, shared: tuple[Any, ...] = ()
+) -> Result:
+    """``function(*shared, *arrays)``, by `parts`, or by the split of an explicit axis.
 
     Args:
       function: of trees of arrays to such a tree; the first axis of each array is that
         of the samples, or of something else that is computed separately.
       *arrays: its arguments.
+      shared: arguments before these that every device has whole.
     """
     leaves = jax.tree.leaves(arrays)
     axis = _AXIS if (parts(leaves[0].shape[0]) or 1) > 1 else _explicit_axis(leaves)
     if axis is None:
-        return function(*arrays)
+        return function(*shared, *arrays)
     samples = PartitionSpec(axis)
-    return jax.shard_map(function, in_specs=samples, out_specs=samples)(*arrays)
+    specs = (*[PartitionSpec()] * len(shared), *[samples] * len(arrays))
+    by_device = jax.shard_map(function, in_specs=specs, out_specs=samples)
+    return by_device(*shared, *arrays)
 
 
 def _explicit_axis(arrays: list[jax.Array]) -> Any:

@@ -113,9 +113,9 @@ class ProductKeyMemory(nnx.Module):
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen = self.choose(flat)
         weights = self.dropout(weights, rngs)
-        dtype = self.dtype or x.dtype
-        read = functools.partial(_read, self.values[...], dtype)
-        out = kernels.by_sample(read, weights, chosen)
+        read = functools.partial(_read, dtype=self.dtype or x.dtype)
+        shared = (self.values[...],)
+        out = kernels.by_sample(read, weights, chosen, shared=shared)
         return out.reshape(x.shape).astype(x.dtype)
 
     def choose(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -144,7 +144,7 @@ class ProductKeyMemory(nnx.Module):
 
 
 def _read(
-    values: jax.Array, dtype: Any, weights: jax.Array, chosen: jax.Array
+    values: jax.Array, weights: jax.Array, chosen: jax.Array, *, dtype: Any
 ) -> jax.Array:
     """The weighted sums `[P, D]` of the chosen values, so many positions at a time."""
 

@@ -103,7 +103,8 @@ class TokenModel(nnx.Module):
         batch, length = tokens.shape[:2]
         if positions is None:
             ids = tokens[:, :, 0] if tokens.ndim == 3 else tokens
-            positions = jnp.zeros_like(ids, jnp.int32) + jnp.arange(length)[None]
+            steps = jnp.arange(length, dtype=jnp.int32)[None]
+            positions = jnp.zeros_like(ids, jnp.int32) + steps
         check_shape("positions", positions, "B K", batch, None)
         encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
         return self._read(encoded.astype(jnp.float32), lengths, positions)

@@ -49,6 +49,7 @@ TASK = Task(
     scores="lra_jax.tasks.base:regression_scores",
     can_pack=True,
     suite="kinds",
+    sweeps={preset: {} for preset in series.PRESETS},
     is_official=lambda data, dataset: (
         (data.path, data.max_length, data.validation) == (None, None, "test")
         and has_sizes(dataset, train=270, valid=370, test=370)

@@ -46,7 +46,7 @@ def write(folder: Path, *, numbers: bool) -> Path:
     return folder
 
 
-def config(path: Path, attention="flow", preset="small", workdir="run", **changes):
+def config(path: Path, attention="flow", preset="quick", workdir="run", **changes):
     made = get_preset("series", preset, attention).replace(
         train=TRAIN, model=MODEL, data={"path": str(path)}, workdir=str(path / workdir)
     )
@@ -115,7 +115,7 @@ def test_a_run_of_numbers(numbers, capsys):
     np.testing.assert_allclose(answers, predicted.labels, atol=1e-5)
 
 
-@pytest.mark.parametrize("preset", ["small", "official"])
+@pytest.mark.parametrize("preset", ["quick", "official"])
 def test_resumed_bit_for_bit(classes, preset):
     constant = TRAIN | {"schedule": "constant"}
     for workdir, stops in (("once", [4]), ("twice", [2, 4])):
@@ -143,7 +143,7 @@ def test_packed_batches_have_the_same_loss(classes):
 
 
 def test_own_attention(classes, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "series_mean.py").write_text(
         "import jax.numpy as jnp\n"
         "def average(query, key, value, mask=None):\n"
         "    if mask is None:\n"
@@ -154,8 +154,8 @@ def test_own_attention(classes, tmp_path, monkeypatch):
         "    return jnp.broadcast_to(mean, value.shape)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    result = train.run(config(classes, attention="mine:average"), quiet=True)
-    assert result["attention"] == "mine:average"
+    result = train.run(config(classes, attention="series_mean:average"), quiet=True)
+    assert result["attention"] == "series_mean:average"
 
 
 def test_the_official_preset_chooses_on_the_test_split(classes, capsys):

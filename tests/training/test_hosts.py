@@ -179,5 +179,6 @@ def test_a_process_with_other_settings_stops_all(data_dir, tmp_path, monkeypatch
     monkeypatch.setattr(hosts, "is_writer", lambda: False)
     with Session(config.replace(data={"processes": 2}), quiet=True):
         pass
-    with pytest.raises(ValueError, match=r"another config: seed=0 \(now 1\)"):
-        Session(config.replace(seed=1), quiet=True)
+    other = Session(config.replace(seed=1), quiet=True)
+    with pytest.raises(ValueError, match=r"another config: seed=0 \(now 1\)"), other:
+        pass
