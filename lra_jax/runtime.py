@@ -7,8 +7,8 @@ when a process starts, so the command lines restart themselves with them.
 
 Environment variables:
   LRA_JAX_ALLOCATOR=system  leaves the C library unchanged.
-  LRA_JAX_CPU_DEVICES=n     devices into which the CPU is split; by default one per
-                            core, so that cores work on separate examples.
+  LRA_JAX_CPU_DEVICES=n     devices into which the CPU is split, at most 1024; by
+                            default one per core, which work on separate examples.
   JAX_COMPILATION_CACHE_DIR compiled programs, by default in the user's cache folder.
 """
 
@@ -26,6 +26,8 @@ from lra_jax.errors import expected, first_line
 _MALLOC = "glibc.malloc."
 # Distinguishes the restarted process, and holds the tunables from before.
 _MARK = "LRA_JAX_ALLOCATOR_SET"
+# jax needs minutes, and all memory, for many more.
+_MOST_DEVICES = 1024
 
 
 def tune_allocator() -> None:
@@ -105,6 +107,10 @@ def configure_jax(distributed: bool = False, cpu_devices: int | None = None) -> 
     Raises:
       ValueError: an environment variable has an invalid value.
     """
+    devices = os.environ.get("LRA_JAX_CPU_DEVICES") or str(cpu_devices or _cores())
+    if not devices.isdecimal() or not 1 <= int(devices) <= _MOST_DEVICES:
+        needed = f"a number from 1 to {_MOST_DEVICES}"
+        raise expected("LRA_JAX_CPU_DEVICES", needed, f"{devices!r}")
     import jax
 
     config: Any = jax.config  # Its annotations lack some of its options.
@@ -115,9 +121,6 @@ def configure_jax(distributed: bool = False, cpu_devices: int | None = None) -> 
         # which jax keeps none, and together they take half of its start.
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    devices = os.environ.get("LRA_JAX_CPU_DEVICES") or str(cpu_devices or _cores())
-    if not devices.isdecimal() or int(devices) < 1:
-        raise expected("LRA_JAX_CPU_DEVICES", "a positive number", f"{devices!r}")
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not forced and config.jax_num_cpu_devices < 0:
         with contextlib.suppress(RuntimeError):  # jax has started in this process.
@@ -126,9 +129,9 @@ def configure_jax(distributed: bool = False, cpu_devices: int | None = None) -> 
         return
     try:
         jax.devices()
-    except RuntimeError as error:
-        needed = "devices that can be used"
-        raise expected("JAX_PLATFORMS", needed, first_line(error)) from error
+    except (RuntimeError, AssertionError) as error:  # The latter on CUDA without GPUs.
+        got = f"{config.jax_platforms!r}: {first_line(error)}"
+        raise expected("JAX_PLATFORMS", "devices that can be used", got) from error
 
 
 def _cores() -> int:

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import pathlib
 import platform
 import pty
 import subprocess
@@ -163,12 +164,20 @@ def test_the_allocator_is_left_alone(environment):
     assert result["child"] == [theirs, None]
 
 
+without_gpu = pytest.mark.skipif(
+    pathlib.Path("/dev/nvidiactl").exists(), reason="CUDA starts"
+)
+
+
 @pytest.mark.parametrize(
     "environment",
     [
         {"LRA_JAX_ALLOCATOR": "fast"},
         {"LRA_JAX_CPU_DEVICES": "none"},
+        {"LRA_JAX_CPU_DEVICES": "0"},
+        {"LRA_JAX_CPU_DEVICES": "999999"},
         {"JAX_PLATFORMS": "foo"},
+        pytest.param({"JAX_PLATFORMS": "cuda"}, marks=without_gpu),
     ],
 )
 def test_environment_errors(environment):
