@@ -108,16 +108,12 @@ def main() -> None:
         parser.error("--seed: expected --seeds")
     part, rates = PARTS[options.part], options.rates
     make = functools.partial(make_plan, part, [f"--workdir={options.workdir}", *others])
-    try:
-        with cli.user_errors():
-            plan = make([(name, rate) for name in part.models for rate in rates])
-        results = train(plan)
+    with cli.user_errors():
+        results = train(make([(name, rate) for name in part.models for rate in rates]))
         best = best_rates(part.models, rates, results)
         more = {}
         if options.seeds > 1:
             more = train(make(best.items(), 1, options.seeds - 1))
-    except runs.Stopped as stop:
-        raise SystemExit(stop.code) from None
     for name, every in more.items():
         results[name] += every
     rows = {

@@ -15,10 +15,10 @@ import textwrap
 from collections.abc import Sequence
 
 import lra_jax
-from lra_jax import signals
+from lra_jax import cli, signals
 from lra_jax.attention.registry import MECHANISMS
 from lra_jax.configs.registry import TASKS, find_task
-from lra_jax.errors import did_you_mean, expected
+from lra_jax.errors import known
 
 COMMANDS = {
     "train": "train a model and score it",
@@ -63,11 +63,7 @@ def _look_here() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Prints the overview, or runs a command.
-
-    Raises:
-      SystemExit: with the command's exit code.
-    """
+    """Prints the overview, or runs a command."""
     args = sys.argv[1:] if args is None else list(args)
     if not args or args[0] in ("--help", "-h"):
         print(f"{__doc__}\n{overview()}" if args else overview())
@@ -75,15 +71,18 @@ def main(args: Sequence[str] | None = None) -> None:
     if args[0] == "--version":
         print(f"lra_jax {lra_jax.__version__}")
         return
-    if args[0] not in COMMANDS:
-        needed = f"one of {', '.join(COMMANDS)}"
-        got = f"{args[0]!r}{did_you_mean(args[0], COMMANDS)}"
-        print(f"error: {expected('command', needed, got)}", file=sys.stderr)
-        raise SystemExit(2)
+    with cli.user_errors():
+        known("command", args[0], COMMANDS)
     sys.argv[1:] = args[1:]
     _look_here()
     runpy.run_module(f"lra_jax.{args[0]}", run_name="__main__", alter_sys=True)
 
 
+def run() -> None:
+    """The process of the installed script, ``lra-jax``."""
+    signals.watch()
+    cli.run(main)
+
+
 if __name__ == "__main__":
-    signals.run(main)
+    run()

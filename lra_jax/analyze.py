@@ -136,7 +136,7 @@ def main(args: Sequence[str] | None = None) -> None:
     args = cli.begin(args)
     if not args or args[0] in ("-h", "--help"):
         print(_overview())
-        raise SystemExit(0 if args else 2)
+        raise signals.Exit(0 if args else 2)
     name = args.pop(0)
     with cli.user_errors():
         command = COMMANDS[known("command", name, COMMANDS)]
@@ -364,4 +364,4 @@ COMMANDS = {
 
 
 if __name__ == "__main__":
-    signals.run(main)
+    cli.run(main)

@@ -133,4 +133,4 @@ def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
 
 
 if __name__ == "__main__":
-    signals.run(main)
+    cli.run(main)

@@ -22,12 +22,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from lra_jax import runtime
+from lra_jax import progress, runtime, signals
 from lra_jax.attention import registry
 from lra_jax.configs import TASKS, Config, get_preset
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import InputError, expected, nearest, on_one_line
 from lra_jax.models.config import ModelConfig, Text
+from lra_jax.signals import Exit
 
 Parsed = TypeVar("Parsed")
 Run = TypeVar("Run", bound=Config)
@@ -37,10 +38,28 @@ def fail(message: str, code: int = 2) -> NoReturn:
     """Prints ``error: message`` as one line on stderr and exits."""
     if _debugs and sys.exc_info()[0] is not None:
         traceback.print_exc()
-    # The code has to get out, even if nobody reads the message any more.
-    with contextlib.suppress(BrokenPipeError):
-        print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    raise SystemExit(code)
+    progress.aside(f"error: {' '.join(message.split())}")
+    raise Exit(code)
+
+
+def run(main: Callable[[], object]) -> None:
+    """Runs a command's function to its end, in a process of its own.
+
+    Any error is one line, also if nobody reads the output. Characters that it cannot
+    show, as in an ASCII locale, are escaped.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        with user_errors():
+            main()
+            sys.stdout.flush()
+    finally:
+        signals.ignore()
+        try:
+            sys.stdout.flush()
+        except OSError:  # Python would try again, and say so.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
@@ -52,20 +71,17 @@ def user_errors() -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:
+    except Exit:
         raise
+    except BrokenPipeError:
+        fail("the output was closed", 128 + signal.SIGPIPE)
     except (InputError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
-        fail("interrupted", 128 + signal.SIGINT)
-    except Exception as error:
-        fail_unexpectedly(error)
-
-
-def fail_unexpectedly(error: Exception) -> NoReturn:
-    """Exits with code 1 and the error's type and text on one line."""
-    hint = "" if _debugs else " (--debug shows where)"
-    fail(f"{type(error).__name__}: {on_one_line(error)}{hint}", 1)
+        fail(signals.advice, 128 + signal.SIGINT)
+    except (Exception, SystemExit) as error:
+        hint = "" if _debugs else " (--debug shows where)"
+        fail(f"{type(error).__name__}: {on_one_line(error)}{hint}", 1)
 
 
 _debugs = False
@@ -196,7 +212,7 @@ def parse(
             )
     except SystemExit as error:
         if not error.code:
-            raise
+            raise Exit from None
     fail(_message(errors.getvalue()))
 
 

@@ -140,4 +140,4 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    signals.run(main)
+    cli.run(main)

@@ -178,4 +178,4 @@ def _texts(config: GenerateConfig) -> list[str]:
 
 
 if __name__ == "__main__":
-    signals.run(main)
+    cli.run(main)

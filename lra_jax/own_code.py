@@ -18,22 +18,23 @@ from typing import Any
 from lra_jax import seals
 from lra_jax.attention import registry
 from lra_jax.errors import expected
-from lra_jax.files import write_text
+from lra_jax.files import replacing
 
 FOLDER = "code"
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def sources(attention: str) -> dict[str, str]:
-    """The Python files of a user's attention: path and text of each.
+def sources(attention: str) -> dict[str, bytes]:
+    """The Python files of a user's attention: path and content of each.
 
     They are those of its module and of its imports from the same place, a folder of the
-    import path. In a notebook, which is not a file, it is the object's own source.
+    import path. In a notebook, which is not a file, it is the object's own source. They
+    are bytes, because a file may name its own encoding.
     """
-    return {name: text for name, (_, text) in _modules(attention).items()}
+    return {name: source for name, (_, source) in _modules(attention).items()}
 
 
-def _modules(attention: str) -> dict[str, tuple[str, str]]:
+def _modules(attention: str) -> dict[str, tuple[str, bytes]]:
     """The same, with the name of the module of each file."""
     mechanism = registry.resolve(attention)
     if not mechanism.foreign:
@@ -42,7 +43,7 @@ def _modules(attention: str) -> dict[str, tuple[str, str]]:
     if named == "__main__":
         try:
             text = inspect.getsource(mechanism.make or mechanism.attention)
-            return {"__main__.py": (named, text)}
+            return {"__main__.py": (named, text.encode())}
         except (OSError, TypeError):
             return {}
     top = _file(named.partition(".")[0])
@@ -51,7 +52,7 @@ def _modules(attention: str) -> dict[str, tuple[str, str]]:
     home = top.parent if top.name == "__init__.py" else top
     installed = _INSTALLED & {*top.parts}
     within = home if installed else home.parent
-    modules: dict[Path, tuple[str, str]] = {}
+    modules: dict[Path, tuple[str, bytes]] = {}
     names = [named, mechanism.module]
     while names:
         name = names.pop()
@@ -61,31 +62,31 @@ def _modules(attention: str) -> dict[str, tuple[str, str]]:
         # Excludes a virtual environment within the user's folder, and this package.
         if not installed and (_INSTALLED & {*file.parts} or name.startswith("lra_jax")):
             continue
-        text = file.read_text(encoding="utf-8")
-        modules[file] = name, text
+        source = file.read_bytes()
+        modules[file] = name, source
         parts = name.split(".")
         names += [".".join(parts[:n]) for n in range(1, len(parts))]
-        names += _imported(text, name, file.name == "__init__.py")
+        names += _imported(source, name, file.name == "__init__.py")
     return {
         str(file.relative_to(home.parent)): modules[file] for file in sorted(modules)
     }
 
 
-_KEPT: dict[str, tuple[Any, str]] = {}
-"""The spec and the text of each module that this process has kept with a run."""
+_KEPT: dict[str, tuple[Any, bytes]] = {}
+"""The spec and the source of each module that this process has kept with a run."""
 
 
 def _refuse_stale(attention: str) -> None:
     """Refuses files that were edited after a run, but not imported again."""
-    for file, (name, text) in _modules(attention).items():
+    for file, (name, source) in _modules(attention).items():
         spec = sys.modules[name].__spec__
-        known, before = _KEPT.get(name, (None, ""))
+        known, before = _KEPT.get(name, (None, b""))
         same_module = known is spec is not None
-        if same_module and _without_comments(before) != _without_comments(text):
+        if same_module and _without_comments(before) != _without_comments(source):
             needed = f"{file} as this process imported it"
             got = "a changed file: restart Python, or importlib.reload the module"
             raise expected("--attention", needed, got)
-        _KEPT[name] = spec, text
+        _KEPT[name] = spec, source
 
 
 def changed(workdir: Path, attention: str) -> list[str]:
@@ -97,14 +98,14 @@ def changed(workdir: Path, attention: str) -> list[str]:
     return sorted(
         name
         for name in old.keys() | new.keys()
-        if _without_comments(old.get(name, "")) != _without_comments(new.get(name, ""))
+        if _without_comments(old.get(name)) != _without_comments(new.get(name))
     )
 
 
 def digest(workdir: Path) -> str:
     """A hash of the code that a run has kept, without comments; "" if it has none."""
     files = _copies(workdir) or {}
-    sources = {name: _without_comments(text) for name, text in files.items()}
+    sources = {name: _without_comments(source) for name, source in files.items()}
     return seals.digest(sources) if sources else ""
 
 
@@ -131,10 +132,11 @@ def keep(workdir: Path, attention: str, writes: bool = True) -> None:
         )
         raise expected("--attention", needed, got)
     _refuse_stale(attention)
-    for name, text in sources(attention).items() if writes else ():
+    for name, source in sources(attention).items() if writes else ():
         file = workdir / FOLDER / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, text)
+        with replacing(file) as partial:
+            partial.write_bytes(source)
 
 
 @contextlib.contextmanager
@@ -159,7 +161,7 @@ def prefer_copies(workdir: Path) -> Iterator[None]:
 def _warn_of_modules_loaded_before(workdir: Path) -> None:
     """Python does not import them again, so the run's copies of them are not used."""
     kept = workdir / FOLDER
-    for name, text in sorted((_copies(workdir) or {}).items()):
+    for name, source in sorted((_copies(workdir) or {}).items()):
         parts = Path(name).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         loaded = _file(module)
@@ -167,7 +169,7 @@ def _warn_of_modules_loaded_before(workdir: Path) -> None:
             continue
         if loaded.is_relative_to(kept.resolve()):
             continue
-        if _without_comments(text) != _without_comments(loaded.read_text("utf-8")):
+        if _without_comments(source) != _without_comments(loaded.read_bytes()):
             warnings.warn(
                 f"{name} is imported already in another version than that of "
                 f"{workdir}; restart Python to use the copy in {kept}",
@@ -175,23 +177,22 @@ def _warn_of_modules_loaded_before(workdir: Path) -> None:
             )
 
 
-def _copies(workdir: Path) -> dict[str, str] | None:
-    """The files in a run's ``code/``: path and text of each; None if it has none."""
+def _copies(workdir: Path) -> dict[str, bytes] | None:
+    """The files in a run's ``code/``: path and content of each; None if it has none."""
     kept = workdir / FOLDER
     if not kept.is_dir():
         return None
     return {
-        str(file.relative_to(kept)): file.read_text(encoding="utf-8")
-        for file in kept.rglob("*.py")
+        str(file.relative_to(kept)): file.read_bytes() for file in kept.rglob("*.py")
     }
 
 
-def _without_comments(text: str) -> str:
-    """A source as Python understands it."""
+def _without_comments(source: bytes | None) -> str:
+    """A source as Python understands it; "" if there is none."""
     try:
-        return ast.unparse(ast.parse(text))
+        return ast.unparse(ast.parse(source or b""))
     except SyntaxError:
-        return text
+        return repr(source)
 
 
 def _file(name: str) -> Path | None:
@@ -200,10 +201,10 @@ def _file(name: str) -> Path | None:
     return Path(file).resolve() if file and file.endswith(".py") else None
 
 
-def _imported(text: str, module: str, is_package: bool) -> Iterator[str]:
+def _imported(source: bytes, module: str, is_package: bool) -> Iterator[str]:
     """The names of modules that a source imports, and of what else may be a module."""
     package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

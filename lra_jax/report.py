@@ -133,4 +133,4 @@ def _write(
 
 
 if __name__ == "__main__":
-    signals.run(main)
+    cli.run(main)

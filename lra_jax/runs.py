@@ -51,16 +51,8 @@ class Planned:
         return f"{words} seed {self.config.seed}"
 
 
-class Stopped(Exception):
-    """A signal ended the plan; the same command resumes it.
-
-    Attributes:
-      code: the exit code to end with.
-    """
-
-    def __init__(self, code: int):
-        super().__init__(f"stopped with code {code}")
-        self.code = code
+class Stopped(signals.Exit):
+    """A signal ended the plan, which the same command resumes, or runs failed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,6 +262,6 @@ def _start(run: Planned) -> int:
         code = child.wait()
     # 128 + n, or -n if the signal came before the run could save.
     signum = received[-1] if received else (-code if code < 0 else code - 128)
-    if signum in (signal.SIGINT, signal.SIGTERM):
+    if signum in (*signals.SIGNALS, signal.SIGPIPE):
         raise Stopped(128 + signum)
     return code

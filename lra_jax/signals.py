@@ -13,7 +13,6 @@ handles signals in its own way.
 """
 
 import contextlib
-import io
 import math
 import os
 import signal
@@ -35,9 +34,17 @@ Reaction = Callable[[int], None]
 
 
 def watch() -> None:
-    """Handles signals from now on; call it at the start of a command's process."""
+    """Handles signals from now on; call it at the start of a command's process.
+
+    Its closed streams become empty ones: other files would take their numbers.
+    """
     global _watch
     if _watch is None:
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(number, True)
+        os.close(number)
+        sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+        sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
         _watch = _Watch()
         _watch.start()
     unblock()
@@ -53,30 +60,19 @@ def unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def advise(advice: str) -> None:
+def advise(line: str) -> None:
     """Sets the line printed when the command is interrupted."""
-    if _watch is not None:
-        _watch.advice = advice
+    global advice
+    advice = line
 
 
-def run(main: Callable[[], object]) -> None:
-    """Runs a command's function to its end, even if nobody reads its output, or if
-    that cannot show every character, as in an ASCII locale."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        print("error: the output was closed", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGPIPE) from None
-    finally:
-        for signum in SIGNALS:  # Python's own shutdown follows, and saves nothing.
-            signal.signal(signum, signal.SIG_IGN)
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+advice = "interrupted"
+
+
+def ignore() -> None:
+    """Lets no signal interrupt Python's own shutdown, which saves nothing."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -101,7 +97,7 @@ def raise_in_context() -> Iterator[None]:
         finally:
             if came:  # Whatever other code made of the exception.
                 _watch.tell()
-                raise SystemExit(128 + came[0]) from None
+                raise Exit(128 + came[0]) from None
 
 
 @contextlib.contextmanager
@@ -163,18 +159,20 @@ class StopRequest:
             _say(f"stopping {when}; a second signal ends at once")
 
 
+class Exit(SystemExit):
+    """The end of a command, unlike a `SystemExit` that a user's attention raises."""
+
+
 class _Watch(threading.Thread):
     """Waits for signals, and reacts to each.
 
     Attributes:
-      advice: the line that an interrupted command prints.
       noted: signals for which no other handler was there.
       react: called with the next signal; None leaves all of them to the handler.
     """
 
     def __init__(self) -> None:
         super().__init__(name="signals", daemon=True)
-        self.advice = "interrupted"
         self.noted: list[int] = []
         self.react: Reaction | None = self.end
         self._untold = threading.Lock()
@@ -208,7 +206,7 @@ class _Watch(threading.Thread):
     def tell(self) -> None:
         """Prints once that the command was interrupted."""
         if self._untold.acquire(blocking=False):
-            _say(f"error: {self.advice}")
+            _say(f"error: {advice}")
 
 
 _watch: _Watch | None = None

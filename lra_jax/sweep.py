@@ -61,11 +61,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(_HELP)
         return
     with cli.user_errors():
-        plan = make_plan(args)
-    try:
-        runs.run_all(plan)
-    except runs.Stopped as stop:
-        raise SystemExit(stop.code) from None
+        runs.run_all(make_plan(args))
 
 
 def make_plan(args: Sequence[str]) -> list[runs.Planned]:
@@ -174,4 +170,4 @@ def _choices(
 
 
 if __name__ == "__main__":
-    signals.run(main)
+    cli.run(main)

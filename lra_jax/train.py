@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from lra_jax import cli, progress, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from lra_jax.errors import InputError, a_thing, expected
+from lra_jax.errors import a_thing, expected
 
 _PROG = "python -m lra_jax.train"
 _DESCRIPTION = "Trains a model and scores it; data not there yet are prepared first."
@@ -56,38 +56,25 @@ def main(args: Sequence[str] | None = None) -> None:
         command.check_types()
         if command.dry_run and command.seeds > 1:
             raise expected("--dry_run", "one run", f"--seeds={command.seeds}")
-    if command.seeds > 1:
-        _run_seeds(command)
-        return
-    typed = shlex.join([*_PROG.split(), *args])
-    again = shlex.join([cli.interpreter(), *_PROG.split()[1:], *args])
-    signals.advise(f"interrupted; to resume: {again}")
-    try:
+        if command.seeds > 1:
+            runs.run_all(runs.make_plan(command))
+            return
+        typed = shlex.join([*_PROG.split(), *args])
+        again = shlex.join([cli.interpreter(), *_PROG.split()[1:], *args])
+        signals.advise(f"interrupted; to resume: {again}")
         _main(command.run, typed, again, command.dry_run)
-    except KeyboardInterrupt:
-        cli.fail(f"interrupted; to resume: {again}", 128 + signal.SIGINT)
-
-
-def _run_seeds(command: TrainCommand) -> None:
-    with cli.user_errors():
-        plan = runs.make_plan(command)
-    try:
-        runs.run_all(plan)
-    except runs.Stopped as stop:
-        raise SystemExit(stop.code) from None
 
 
 def _main(config: Config, command: str, again: str, dry: bool) -> None:
     """Runs the command; ``again`` is the command that resumes it."""
     held = contextlib.ExitStack()
-    with cli.user_errors():
-        progress.say("starting jax ...")
-        runtime.configure_jax(config.distributed)
-        from lra_jax.training import Interrupted, NonFiniteLoss
-        from lra_jax.training.session import Session
+    progress.say("starting jax ...")
+    runtime.configure_jax(config.distributed)
+    from lra_jax.training import Interrupted, NonFiniteLoss
+    from lra_jax.training.session import Session
 
-        with _together(again):
-            session = held.enter_context(Session(config, command=command, dry=dry))
+    with _together(again):
+        session = held.enter_context(Session(config, command=command, dry=dry))
     try:
         with held, _together(again):
             if dry:
@@ -100,15 +87,9 @@ def _main(config: Config, command: str, again: str, dry: bool) -> None:
         if stop.signum == signal.SIGPIPE:
             cli.fail(f"the output was closed; {line}", 128 + stop.signum)
         print(line)
-        raise SystemExit(128 + stop.signum) from None
-    except BrokenPipeError:
-        raise
-    except InputError as error:  # Its checkpoints do not fit.
-        cli.fail(str(error))
+        raise signals.Exit(128 + stop.signum) from None
     except (NonFiniteLoss, OSError) as error:
         cli.fail(str(error), 1)
-    except Exception as error:
-        cli.fail_unexpectedly(error)
 
 
 @contextlib.contextmanager
@@ -182,4 +163,4 @@ def run(config: Config, quiet: bool = False) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    signals.run(main)
+    cli.run(main)

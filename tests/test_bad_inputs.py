@@ -10,6 +10,7 @@ import math
 import os
 import re
 import string
+import sys
 from typing import Any
 
 import helpers
@@ -34,7 +35,7 @@ from lra_jax.training.result import read_result
 COMMANDS = {
     **{"train": train, "evaluate": evaluate, "sweep": sweep, "report": report},
     **{"benchmark": benchmark, "analyze": analyze, "data": data_command},
-    "attention": lambda: None,
+    "attention": attention_command,
 }
 
 
@@ -44,14 +45,10 @@ def refused(capsys: Any, line: str, *parts: str) -> None:
     kept = re.search("--task=(mqar|parity|lm)|--data.dir", line)
     if name == "train" and not kept:  # Should it come so far, it ends there.
         args.insert(0, "--data.dir=/dev/null/x")
-    if name == "attention":
-        code: Any = attention_command.main(args)
-    else:
-        with pytest.raises(SystemExit) as stop:
-            COMMANDS[name].main(args)
-        code = stop.value.code
+    with pytest.raises(SystemExit) as stop:
+        COMMANDS[name].main(args)
     out, err = capsys.readouterr()
-    helpers.assert_one_error(code, err, 2, ": expected ", ", got ", *parts)
+    helpers.assert_one_error(stop.value.code, err, 2, ": expected ", ", got ", *parts)
     assert out == ""
 
 
@@ -124,6 +121,8 @@ train --attention=os:system ~ attention: expected 'os:system' to take (query, ke
 train --attention=collections:OrderedDict ~ to take (query, key, value, ...)
 train --attention=test_bad_inputs:gives_none ~ output of attention
 train --attention=test_bad_inputs:gives_a_row ~ got (2, 1, 2, 32)
+train --attention=test_bad_inputs:gives_complex ~ a floating dtype, got complex64
+train --attention=test_bad_inputs:gives_ints ~ a floating dtype, got int32
 train --attention=test_bad_inputs:Mine ~ to take (query, key, value, ...)
 train --attention=helpers:values_only --model.attention_options=x=1 ~ got 'x'
 train --data.min_length=5000 ~ --data.max_length: expected at least 5002
@@ -222,6 +221,8 @@ def test_commands(capsys, line, part):
     [
         ("test_bad_inputs:one_more", "missing 1 required positional argument"),
         ("test_bad_inputs:raises", "error: RuntimeError: out of order and more"),
+        ("test_bad_inputs:exits", "error: SystemExit: 0; called with query "),
+        ("test_bad_inputs:makes_nothing", "error: SystemExit: 0"),
         ("test_bad_inputs:asks", "error: TracerBoolConversionError: "),
         ("test_bad_inputs:leaves_jax", "error: TracerArrayConversionError: "),
     ],
@@ -282,8 +283,24 @@ def gives_a_row(query, key, value):
     return value[:, :1]
 
 
+def gives_complex(query, key, value):
+    return value.astype(complex)
+
+
+def gives_ints(query, key, value):
+    return value.astype(int)
+
+
 def raises(query, key, value):
     raise RuntimeError("out of order\nand more")
+
+
+def exits(query, key, value):
+    sys.exit(0)
+
+
+def makes_nothing(rngs):
+    sys.exit(0)
 
 
 def asks(query, key, value):

@@ -105,6 +105,27 @@ def test_an_error_that_nobody_reads_keeps_its_code(monkeypatch) -> None:
     assert stop.value.code == 141
 
 
+@linux
+@pytest.mark.parametrize(
+    "command",
+    ["lra_jax", "lra_jax.attention", "lra_jax.train --help", "lra_jax.data --help"],
+)
+@pytest.mark.parametrize(
+    ("output", "code", "error"),
+    [
+        (">&-", 0, ""),
+        (">/dev/full", 2, "error: [Errno 28] No space left on device\n"),
+        (">&- 2>&-", 0, ""),
+        (">/dev/full 2>/dev/full", 2, ""),
+    ],
+)
+def test_an_output_that_is_closed_or_full(command, output, code, error) -> None:
+    shell = ["sh", "-c", f"{sys.executable} -m {command} {output}"]
+    environment = helpers.environment({})
+    end = subprocess.run(shell, env=environment, stderr=subprocess.PIPE, text=True)
+    assert (end.returncode, end.stderr) == (code, error)
+
+
 @pytest.fixture(scope="module")
 def small_data(tmp_path_factory):
     return tmp_path_factory.mktemp("data")

@@ -75,7 +75,7 @@ def test_the_script_finds_an_attention_in_the_current_folder(tmp_path, monkeypat
     """The installed script, which is in another folder."""
     script = tmp_path / "bin" / "lra-jax"
     script.parent.mkdir()
-    script.write_text("from lra_jax.__main__ import main\nmain()\n")
+    script.write_text("from lra_jax.__main__ import run\nrun()\n")
     (tmp_path / "mine.py").write_text("def squared(query, key, value): return value\n")
     monkeypatch.chdir(tmp_path)
     done = helpers.run(str(script), "train", "--attention=mine:square")

@@ -56,6 +56,26 @@ def test_code_that_was_not_imported_again_is_refused(tmp_path, monkeypatch) -> N
     assert "SCALE" in kept.read_text()
 
 
+@pytest.mark.parametrize(
+    ("coding", "beginning"), [("utf-8-sig", ""), ("latin-1", "# coding: latin-1\n")]
+)
+def test_code_in_another_encoding_is_kept_as_it_is(
+    coding, beginning, tmp_path, monkeypatch
+) -> None:
+    source = f"{beginning}from helpers import values_only\nNAME = 'caf\xe9'\n"
+    name = f"own_{coding.replace('-', '_')}"
+    file = tmp_path / f"{name}.py"
+    file.write_text(source, coding)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = f"{name}:values_only"
+    own_code.keep(tmp_path / "run", spec)
+    kept = tmp_path / "run" / own_code.FOLDER / file.name
+    assert kept.read_bytes() == file.read_bytes()
+    assert own_code.changed(tmp_path / "run", spec) == []
+    file.write_text(source.replace("caf", "th"), coding)
+    assert own_code.changed(tmp_path / "run", spec) == [file.name]
+
+
 def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> None:
     code = tmp_path / "code"
     (code / "parts").mkdir(parents=True)
@@ -136,4 +156,4 @@ def test_the_code_of_a_notebook_is_the_thing_itself(monkeypatch) -> None:
     config = get_preset(attention=helpers.power_attention)
     assert config.attention == "__main__:power_attention"
     (text,) = own_code.sources(config.attention).values()
-    assert text.startswith("def power_attention(")
+    assert text.startswith(b"def power_attention(")

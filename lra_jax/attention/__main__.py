@@ -9,11 +9,10 @@ if __name__ == "__main__":
     signals.watch()
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lra_jax import signals
+from lra_jax import cli
 from lra_jax.attention.registry import MECHANISMS
 from lra_jax.errors import expected
 
@@ -67,19 +66,19 @@ def markdown() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def main(args: Sequence[str]) -> int:
-    """Prints the table; returns the exit code."""
+def main(args: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    args = cli.arguments(args)
     if {"--help", "-h"} & {*args}:
         print(__doc__)
-        return 0
-    if list(args) not in ([], ["--markdown"]):
+        return
+    if args not in ([], ["--markdown"]):
         needed = "no flag, --markdown or --help"
-        message = expected("python -m lra_jax.attention", needed, repr(" ".join(args)))
-        print(f"error: {message}", file=sys.stderr)
-        return 2
+        got = repr(" ".join(args))
+        with cli.user_errors():
+            raise expected("python -m lra_jax.attention", needed, got)
     print(markdown() if args else table())
-    return 0
 
 
 if __name__ == "__main__":
-    signals.run(lambda: sys.exit(main(sys.argv[1:])))
+    cli.run(main)

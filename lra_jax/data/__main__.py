@@ -100,7 +100,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(_HELP)
         print(f"\nCommands: {', '.join(COMMANDS)}; each has a --help.")
-        raise SystemExit(0 if args else 2)
+        raise signals.Exit(0 if args else 2)
     with cli.user_errors():
         name = known("command", args[0], COMMANDS)
     kind, run = COMMANDS[name]
@@ -218,4 +218,4 @@ COMMANDS: dict[str, tuple[type, Callable[..., None]]] = {
 }
 
 if __name__ == "__main__":
-    signals.run(main)
+    cli.run(main)

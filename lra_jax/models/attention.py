@@ -13,10 +13,10 @@ from lra_jax.attention import gates, own, packed, registry
 from lra_jax.attention.inputs import (
     Grid,
     check_flag,
+    check_float,
     check_shape,
     check_sides,
     check_size,
-    layout,
     match_heads,
 )
 from lra_jax.attention.masking import check_mask
@@ -359,7 +359,6 @@ class MultiHeadAttention(nnx.Module):
         sow(self, queries=query, keys=key, values=value, keywords=arrays)
         keywords = arrays | keywords
         out = self._call(query, key, value, keywords)
-        self._check_output(out, *query.shape[:3], self.value_dim)
         with_memory = self.mechanism.with_memory
         if self.memory_out is not None and with_memory is not None:
             # Under jit, the steps that both calls share are computed once.
@@ -408,7 +407,7 @@ class MultiHeadAttention(nnx.Module):
         """The mechanism's output; errors in a user's code get a note of all shapes."""
         try:
             return self.function(query, key, value, **keywords)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if self.mechanism.foreign:
                 arrays = {"query": query, "key": key, "value": value, **keywords}
                 shapes = ", ".join(
@@ -471,6 +470,10 @@ class MultiHeadAttention(nnx.Module):
 
     def finish(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> jax.Array:
         """`[B, T, out_features]` from the mechanism's output, the values and inputs."""
+        # A user's `[B, 1, N, Hv]` would broadcast, and complex numbers would be cast.
+        name, shape = f"output of attention {self.mechanism.name!r}", inputs.shape[:2]
+        check_shape(name, out, "B T N Hv", *shape, self.num_heads, self.value_dim)
+        check_float(name, out)
         if self.local_values:
             out = out + match_heads(value, self.num_heads)
         if self.out_norm is not None:
@@ -540,14 +543,6 @@ class MultiHeadAttention(nnx.Module):
         if np.ndim(mask) == 4 and mask.shape[1:3] == (1, 1):
             mask = mask.reshape(mask.shape[0], mask.shape[3])
         return check_mask(name, mask, axes, {1, batch}, length)
-
-    def _check_output(self, out: Any, *shape: int) -> None:
-        """Mainly for a user's function: `[B, 1, N, Hv]` would broadcast."""
-        name = f"output of attention {self.mechanism.name!r}"
-        if not hasattr(out, "shape"):
-            needed = layout("B T N Hv", *shape)
-            raise expected(name, needed, a_thing(out))
-        check_shape(name, out, "B T N Hv", *shape)
 
     def _carry(self, memory: jax.Array | None, summary: jax.Array) -> jax.Array:
         """``norm(memory + W_o summary)``; without a memory, ``norm(W_o summary)``."""

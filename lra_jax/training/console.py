@@ -29,7 +29,7 @@ def format_seconds(seconds: float) -> str:
 
 
 class _Console(Console):
-    """A console that notes when nobody reads it; further output is lost."""
+    """A console that notes when its output is closed or full; more of it is lost."""
 
     broken = False
 
@@ -83,9 +83,11 @@ class RunConsole:
 
     def line(self, text: str = "") -> None:
         """Prints one line, above the bar if there is one."""
-        self._console.print(text, markup=False)
-        if not self.broken:
+        try:
+            self._console.print(text, markup=False)
             sys.stdout.flush()
+        except OSError:
+            self._console.on_broken_pipe()
 
     def doing(self, what: str, quiet: bool = False) -> None:
         """Reports what is happening instead of training: in the bar, else on a line.

@@ -4,6 +4,7 @@ A hook sends the signal to its own process as soon as it imports a module or cal
 function; benchmarks/soak.py does the same at random moments.
 """
 
+import os
 import re
 import signal
 import subprocess
@@ -115,11 +116,21 @@ def test_nobody_reads_the_output(finished, data_dir, command):
     assert code == 128 + signal.SIGPIPE
 
 
-def test_training_that_nobody_reads_is_saved(data_dir, dataset, tmp_path):
-    config = helpers.tiny(data_dir, tmp_path / "run")
-    process: Any = helpers.start("-m", "lra_jax.train", *helpers.flags(config))
-    process.stdout.readline()
-    process.stdout.close()
+@pytest.mark.parametrize("is_full", [False, True])
+def test_training_that_nobody_reads_is_saved(data_dir, dataset, tmp_path, is_full):
+    flags = helpers.flags(helpers.tiny(data_dir, tmp_path / "run"))
+    full = os.open("/dev/full", os.O_WRONLY)
+    process: Any = subprocess.Popen(
+        [sys.executable, "-m", "lra_jax.train", *flags],
+        env=helpers.environment({}),
+        stdout=full if is_full else subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(full)
+    if not is_full:
+        process.stdout.readline()
+        process.stdout.close()
     stderr = process.stderr.read()
     process.stderr.close()
     code = process.wait()
