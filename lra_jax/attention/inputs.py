@@ -141,11 +141,10 @@ def check_inputs(
         sizes = batch, positions, allow(value.shape[2]), None
         check_shape("value", value, "B S N Hv", *sizes)
     if is_causal and length != key.shape[1]:
-        raise expected(
-            "is_causal",
-            "query and key of the same length (T == S)",
-            f"T={length} and S={key.shape[1]}",
-        )
+        needed = "query and key of the same length (T == S)"
+        if length == 1:
+            needed += ", or False for one query that sees all keys, as in decoding"
+        raise expected("is_causal", needed, f"T={length} and S={key.shape[1]}")
 
 
 # Rows and columns of an image that is read row by row; None = not an image.

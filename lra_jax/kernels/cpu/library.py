@@ -17,6 +17,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -155,8 +156,15 @@ def _compile() -> Path:
     with files.lock(folder / f"{name}.lock"):
         if not library.exists():
             with files.replacing(library) as partial:
-                own = [str(x) for x in sources if x.suffix == ".cc"]
-                run([*compiler, *flags, *own, "-o", str(partial)])
+                # A silence of half a minute looks like a hang.
+                print(
+                    "compiling attention's kernels for this CPU, once "
+                    f"({SWITCH}=0 takes the slower XLA form instead) ...",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                files_of_code = [str(x) for x in sources if x.suffix == ".cc"]
+                run([*compiler, *flags, *files_of_code, "-o", str(partial)])
     return library
 
 

@@ -197,6 +197,19 @@ def test_decoding_in_linen_is_right_or_refused(name: str) -> None:
         assert_close(out, causal.apply({"params": params}, x))
 
 
+def test_causal_decoding_in_flax_says_what_to_pass() -> None:
+    layer = nnx.MultiHeadAttention(
+        2,
+        16,
+        decode=True,
+        attention_fn=attention.linear_attention,
+        rngs=nnx.Rngs(0),
+    )
+    layer.init_cache((2, 4, 16))
+    with pytest.raises(ValueError, match="or False for one query that sees all keys"):
+        layer(jnp.ones((2, 1, 16)), is_causal=True)
+
+
 def test_dropout_of_a_function_alone_is_refused() -> None:
     arrays = inputs(3)
     with pytest.raises(ValueError, match=r"dropout_rate: expected 0, .* got 0.1"):
