@@ -72,8 +72,10 @@ def check_path(name: str, path: os.PathLike) -> None:
 
     They list files by patterns that begin with the whole path, and would find none.
     """
-    if any(sign in os.path.abspath(path) for sign in "*?["):
-        raise expected(name, "a path without *, ? and [", os.path.abspath(path))
+    signs = "*?[" if os.sep == "\\" else "*?[\\"
+    if any(sign in os.path.abspath(path) for sign in signs):
+        needed = f"a path without {' '.join(signs)}"
+        raise expected(name, needed, os.path.abspath(path))
 
 
 # By part of a run's config, the settings of earlier versions and their values without

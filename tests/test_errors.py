@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -112,3 +113,10 @@ def test_long_texts_of_others_are_seen_to_be_cut():
     for text in (errors.first_line(long), errors.on_one_line(long)):
         assert len(text) == 300 and text.endswith(" ...")
     assert errors.first_line(ValueError()) == "ValueError"
+
+
+@pytest.mark.skipif(os.sep == "\\", reason="separates folders there")
+@pytest.mark.parametrize("name", ["a*", "a?", "a[1]", "a\\b"])
+def test_a_path_that_orbax_would_misread_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^--workdir: expected a path without"):
+        errors.check_path("--workdir", Path(name))

@@ -1,7 +1,9 @@
 """Time series: the files, and the dataset that they make."""
 
 import importlib.util
+import struct
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -85,7 +87,7 @@ def test_several_pairs_in_a_folder(folder):
         ("1,2:3:ae", "example: expected channels of one length, got 1 and 2 steps"),
         ("1,2:ae", "example: expected 2 channels, as in the first example, got 1"),
         ("1,b:1,2:ae", "value: expected a number, got 'b'"),
-        ("1,inf:1,2:ae", "value: expected a finite number, got '1,inf'"),
+        ("1,inf:1,2:ae", "value: expected a finite float32 number, got '1,inf'"),
         ("1,:1,2:ae", "value: expected a number, got ''"),
         ("(2007-01-01,1):ae", "value: expected a number, got '(2007-01-01'"),
         ("ae", "example: expected channels and a label, separated by colons, got 'ae'"),
@@ -109,7 +111,10 @@ def test_a_wrong_example_is_named(tmp_path, line, problem):
         ),
         ("@classLabel false\n@data\n", "line 2: header: expected @classLabel true or"),
         (f"{NUMBERS}1,2:?\n", "line 5: label: expected a number, got '?'"),
-        (f"{NUMBERS}1,2:nan\n", "line 5: label: expected a finite number, got 'nan'"),
+        (
+            f"{NUMBERS}1,2:nan\n",
+            "line 5: label: expected a finite float32 number, got 'nan'",
+        ),
         ("@a \xff\n".encode("latin-1"), "line 1: .*utf-8"),
     ],
 )
@@ -183,9 +188,14 @@ def test_arrays_in_an_npz(tmp_path):
         ("train_labels", None, "train_labels: expected an array, got none"),
         ("test_lengths", np.zeros(4, int), "test_lengths: expected 1 to T=6, got 0"),
         ("test_labels", np.zeros(3, int), "test_labels: expected one for each of 4"),
-        ("test_labels", np.full(4, np.nan), "test_labels: expected finite numbers"),
+        (
+            "test_labels",
+            np.full(4, np.nan),
+            "test_labels: expected finite float32 numbers",
+        ),
         ("train_values", np.zeros((20, 6, 2), "U1"), "train_values: expected numbers"),
         ("train_values", np.full((20, 6), np.inf), "train_values: expected finite"),
+        ("train_values", np.full((20, 6), 1e308), "train_values: expected finite"),
     ):
         changed = {n: a for n, a in arrays.items() if n != name}
         np.savez(file, **changed if value is None else changed | {name: value})
@@ -201,6 +211,24 @@ def test_objects_in_an_npz_are_not_unpickled(tmp_path):
     np.savez(tmp_path / "a.npz", train_values=np.array([{}], object))
     with pytest.raises(ValueError, match=r"expected an \.npz file"):
         series_files.read(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000000,)}",
+        "[1, 2",
+        "(" * 3_000,
+    ],
+)
+def test_an_npz_with_a_damaged_header_is_named(tmp_path, header):
+    file = tmp_path / "a.npz"
+    size = struct.pack("<H", len(header) + 1)
+    with zipfile.ZipFile(file, "w") as archive:
+        content = b"\x93NUMPY\x01\x00" + size + header.encode() + b"\n"
+        archive.writestr("train_values.npy", content)
+    with pytest.raises(ValueError, match=r"a\.npz: expected an \.npz file"):
+        series_files.read(file)
 
 
 def test_gaps_are_interpolated():
