@@ -79,7 +79,7 @@ def user_errors() -> Iterator[None]:
         fail(str(error))
     except KeyboardInterrupt:
         fail(signals.advice, 128 + signal.SIGINT)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # Also what code of the user raises.
         hint = "" if _debugs else " (--debug shows where)"
         fail(f"{type(error).__name__}: {on_one_line(error)}{hint}", 1)
 
