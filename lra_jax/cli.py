@@ -212,7 +212,7 @@ def parse(
             )
     except SystemExit as error:
         if not error.code:
-            raise Exit from None
+            raise Exit(0) from None
     fail(_message(errors.getvalue()))
 
 
