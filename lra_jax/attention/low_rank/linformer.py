@@ -67,6 +67,9 @@ def linformer_attention(
 ) -> jax.Array:
     """Computes softmax attention over K compressed keys and values.
 
+    Columns of E and F belong to positions counted from 0, so with "linear" padding is
+    exact on the right. (`lra_jax.models.TransformerEncoder` moves other padding there.)
+
     Args:
       query, key, value: as in `linear_attention`.
       key_projection: E. For "linear" `[K, L]`, or `[N, K, L]` with one per head, where

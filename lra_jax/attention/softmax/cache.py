@@ -131,6 +131,8 @@ def check(
     Padding at the end needs no room. If a position is a tracer, the room cannot be
     checked.
     """
+    if not isinstance(state, SoftmaxState):
+        raise expected("state", "a SoftmaxState", f"a {type(state).__name__}")
     batch, length, heads, _ = query.shape
     size = state.visible.shape[-1]
     counts = jnp.shape(state.key)[1], jnp.shape(state.value)[1]

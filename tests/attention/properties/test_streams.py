@@ -204,6 +204,7 @@ def test_a_state_of_another_mechanism_is_refused(name: str) -> None:
     states[name] = states[name]._replace(sums=half)
     one = [x[:, 0] for x in arrays]
     for state in states.values():
-        assert_rejects(
-            lambda state=state: one_step(name)(state, *one), "state: expected"
-        )
+        for step in (one_step(name), one_step("softmax")):
+            assert_rejects(
+                lambda state=state, step=step: step(state, *one), "state: expected"
+            )
