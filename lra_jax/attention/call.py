@@ -220,10 +220,14 @@ def split(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def attention_of(
     run: Callable[..., tuple[jax.Array, Any]],
 ) -> Callable[[Callable[Parameters, jax.Array]], Callable[Parameters, jax.Array]]:
-    """Gives an ``X_attention`` its body; it declares and documents its parameters.
+    """Makes the body of an ``X_attention``, which only declares its parameters.
 
     Args:
       run: ``run(call, **options)`` returns the output and the state of a stream.
+
+    Returns:
+      A decorator. The function that it returns checks all arguments, see `Call.of`, and
+      returns the output of ``run``.
     """
 
     def decorate(

@@ -72,7 +72,7 @@ class BenchmarkConfig:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What a view measures where these flags are unset."""
+    """The defaults of a view, for flags that are unset."""
 
     attention: str
     lengths: str

@@ -1,4 +1,4 @@
-"""What a mechanism's own published settings change in the presets of tasks.
+"""Published settings of mechanisms, which change the presets of tasks.
 
 For each mechanism: a pattern of preset names (``official``, ``modern*``), then one of
 task names (``*``, which means all of LRA, or ``path*``, ``mad-*``), then flags and

@@ -43,7 +43,7 @@ class Items(NamedTuple):
 
 
 Part = str | Chart | Table | Items
-"""What a page consists of; a ``str`` is a paragraph."""
+"""A part of a page; a ``str`` is a paragraph."""
 
 
 class Section(NamedTuple):

@@ -251,10 +251,8 @@ def _terms(
     sinks, sources = jnp.maximum(tables.sinks, 1), jnp.maximum(tables.sources, 1)
     scores = product("bnpim,bnpjm->bnpij", query, key)
     visible = documents.visible(scores.shape[-1], rows)
-    earlier, later = (
-        hide_pairs(scores, visible),
-        hide_pairs(scores, visible.swapaxes(-1, -2)),
-    )
+    earlier = hide_pairs(scores, visible)
+    later = hide_pairs(scores, visible.swapaxes(-1, -2))
     last_key, last_query = (documents.stayers(x, rows) for x in (key, query))
     fade = documents.decay(None, rows, key.dtype)
     sums_before = functools.partial(prefix, decay=fade)
@@ -283,13 +281,9 @@ def _terms(
     competition, largest, total = _compete(
         options, conserved_source, state.largest, state.total, tables, rows
     )
+    share = allocation(options, conserved_sink)
     terms = FlowTerms(
-        incoming,
-        outgoing,
-        conserved_sink,
-        conserved_source,
-        competition,
-        allocation(options, conserved_sink),
+        incoming, outgoing, conserved_sink, conserved_source, competition, share
     )
     after = state._replace(
         keys=after_keys,

@@ -125,8 +125,8 @@ def _complaint(error: Exception) -> str:
 
 def _compiler() -> list[str]:
     """The command of the compiler; empty if there is none."""
-    operands = shlex.split(os.environ.get("CXX", ""))
-    return operands or [*filter(shutil.which, ("c++", "g++", "clang++"))][:1]
+    command = shlex.split(os.environ.get("CXX", ""))
+    return command or [*filter(shutil.which, ("c++", "g++", "clang++"))][:1]
 
 
 def _compile() -> Path:

@@ -112,7 +112,7 @@ def number(feature_map: str) -> np.int64:
 
 
 def absent() -> jax.Array:
-    """Stands for an array that a call does not have."""
+    """An empty array, in place of one that a call does not have."""
     return jnp.zeros((0,), jnp.float32)
 
 
