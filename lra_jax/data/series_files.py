@@ -144,6 +144,10 @@ def read_ts(file: pathlib.Path) -> Series:
             raise within(f"{file}, line {number}", error) from None
     if not values:
         raise expected(str(file), "examples after @data", "none")
+    stated, width = header.get("dimensions"), values[0].shape[1]
+    if stated and stated[0] != str(width):
+        needed = f"{stated[0]} channels, as @dimensions says"
+        raise expected(str(file), needed, width)
     return Series(values, np.array(labels))
 
 

@@ -104,6 +104,7 @@ def test_a_wrong_example_is_named(tmp_path, line, problem):
     ("text", "problem"),
     [
         (HEADER, "expected examples after @data, got none"),
+        (f"{HEADER}1,2:ae\n", "expected 2 channels, as @dimensions says, got 1"),
         ("@timeStamps true\n", "line 1: @timeStamps: expected false"),
         (
             "1,2:ae\n",
@@ -131,7 +132,8 @@ def test_splits_must_agree(tmp_path):
         with pytest.raises(ValueError, match=problem):
             series_files.read(write(tmp_path / "Two", TRAIN, test))
 
-    refuses(f"{HEADER}1,2:ae\n", "expected 2 channels, as in training, got 1")
+    narrow = HEADER.replace("@dimensions 2", "@dimensions 1")
+    refuses(f"{narrow}1,2:ae\n", "expected 2 channels, as in training, got 1")
     refuses(f"{NUMBERS}1,2:3,4:5\n", "expected labels of one kind, got others in test")
     other = HEADER.replace("ae oe", "ae oe ue")
     refuses(f"{other}1:2:ue\n", "expected classes of the training split, got ue")
