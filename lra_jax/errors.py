@@ -120,10 +120,10 @@ def check_types(settings: Any, prefix: str = "") -> None:
     """
     hints = get_type_hints(type(settings), include_extras=True)
     for name, hint in hints.items():
-        _check_type(f"{prefix}{name}", hint, getattr(settings, name))
+        check_type(f"{prefix}{name}", hint, getattr(settings, name))
 
 
-def _check_type(name: str, hint: Any, value: Any) -> None:
+def check_type(name: str, hint: Any, value: Any) -> None:
     """The same for one value, or for those of a ``Mapping``."""
     ranges, kinds = [], []
     pending = [hint]
@@ -143,7 +143,7 @@ def _check_type(name: str, hint: Any, value: Any) -> None:
         if not isinstance(value, dict):
             raise expected(name, "a dict", f"{value!r}"[:60])
         for key, part in value.items():
-            _check_type(f"{name}: {key}", get_args(kinds[0])[1], part)
+            check_type(f"{name}: {key}", get_args(kinds[0])[1], part)
     if not set(kinds) <= _WORDS.keys():
         return
     if not any(_is_of(kind, value) for kind in kinds):

@@ -129,14 +129,10 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
             text = "".join(f"{line}\n" for line in lines)
             files.write_text(expand_home(config.predictions, "--predictions"), text)
         means = trainer.evaluate(params, config.split, console=console)
-    accuracy = {} if dataset.has_numbers else {"accuracy": 100 * means["accuracy"]}
-    return {
-        **accuracy,
-        "loss": means["loss"],
-        "step": step,
-        "examples": dataset.num_examples(config.split),
-        **trainer.task.score(dataset, config.split, means["loss"]),
-    }
+    accuracy = means.pop("accuracy")
+    shown = {"accuracy": 100 * accuracy} if dataset.metric == "accuracy" else {}
+    about = {"step": step, "examples": dataset.num_examples(config.split)}
+    return {**shown, "loss": means.pop("loss"), **about, **means}
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def summarise(groups: Mapping[str, "Group"]) -> Iterator[str]:
             shown += f", {name.removesuffix('_best').replace('_', ' ')} {score}"
         shown += f"; chosen by {_validation(group)}"
         seeds = "1 seed" if len(results) == 1 else f"{len(results)} seeds"
-        yield f"{series}: test accuracy, {shown} ({seeds})"
+        yield f"{series}: test {group.metric}, {shown} ({seeds})"
 
 
 def best_by_validation(groups: Mapping[str, "Group"]) -> Iterator[str]:
@@ -225,7 +225,7 @@ def _validation(group: "Group") -> str:
         metric, score = "loss", mean_and_deviation(group.numbers("valid_loss_best"), 4)
     else:
         score = f"{mean_and_deviation(group.numbers('valid_accuracy_best'))} %"
-        metric = "accuracy"
+        metric = group.metric
     where = " on the test split itself" if group.last_only else ""
     return f"validation {metric}{where}, {score}"
 

@@ -124,7 +124,7 @@ def _draw(session: Any) -> None:
     ended = (session.workdir / "result.json").stat().st_mtime
     if not file.exists() or file.stat().st_mtime < ended:
         title = f"{config.mixers} on {config.task}, preset {config.preset}"
-        if curves.draw_run(session.workdir, title) is not None:
+        if curves.draw_run(session.workdir, title, session.dataset.metric):
             session.console.line(f"curves in {file}")
 
 

@@ -44,6 +44,8 @@ class SequenceDataset:
       token_shape: `(C,)` if each token is a vector `[C]`, as in time series.
       num_classes: labels are below this; how many numbers, if labels are numbers.
       scale: the mean and the deviation that were taken out of labels that are numbers.
+      metric: the score that chooses checkpoints and ranks runs, 1 at best: accuracy, or
+        one of the task's own scores, such as r2.
       classes: the word of each label, in order; None if labels are numbers only.
       max_length: no sequence is longer than this.
       image_shape: rows and columns, if a sequence is an image; else None.
@@ -62,6 +64,7 @@ class SequenceDataset:
     decode: Callable[[np.ndarray], str] | None = None
     classes: Sequence[str] | None = None
     scale: tuple[float, float] = (0.0, 1.0)
+    metric: str = "accuracy"
 
     def __init__(self, builder: Any):
         self._builder = builder

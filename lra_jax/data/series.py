@@ -87,7 +87,7 @@ class SeriesDataset(SequenceDataset):
     def _number_labels(self, train: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """How labels become integers, or standardised float32 numbers."""
         if train.dtype.kind == "f":
-            self.num_classes = 1
+            self.num_classes, self.metric = 1, "r2"
             self.scale = float(train.mean()), float(train.std()) or 1.0
             mean, deviation = self.scale
             return lambda labels: ((labels - mean) / deviation).astype(np.float32)

@@ -15,8 +15,9 @@ from lra_jax.training.metrics import read_metrics
 _LONGER = 4  # A run may have this many times the steps of others in its panel.
 
 
-def draw_run(workdir: Path, title: str) -> Path | None:
-    """Writes ``curves.png``: loss and accuracy, in training and validation.
+def draw_run(workdir: Path, title: str, metric: str = "accuracy") -> Path | None:
+    """Writes ``curves.png``: loss and accuracy, or the metric in its place, in training
+    and validation.
 
     Returns:
       Its path; None without metrics, or if it cannot be written, since a missing
@@ -26,7 +27,7 @@ def draw_run(workdir: Path, title: str) -> Path | None:
     if not metrics:
         return None
     splits = {"train": "training", "valid": "validation"}
-    kinds = (("loss", 1, "cross-entropy, nats"), ("accuracy", 100, "accuracy, %"))
+    kinds = (("loss", 1, "loss"), ("accuracy", 100, f"{metric}, %"))
     panels = []
     for name, unit, label in kinds:
         points = {words: _points(metrics, x, name, unit) for x, words in splits.items()}
@@ -73,7 +74,7 @@ def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
     return lines
 
 
-def chart(task: str, lines: Sequence[charts.Line]) -> Chart:
+def chart(task: str, lines: Sequence[charts.Line], metric: str = "accuracy") -> Chart:
     """The curves of a task, with runs of about the same length in one panel."""
     groups = by_length(lines)
     panels = []
@@ -82,14 +83,14 @@ def chart(task: str, lines: Sequence[charts.Line]) -> Chart:
         title = task if len(groups) == 1 else f"{task}, up to {last:,} steps"
         settings = {"title": title, "xlabel": "training step"}
         panels.append(Panel(members, integers="x", settings=settings))
-    caption = f"Learning curves of {task}: validation accuracy against steps."
+    caption = f"Learning curves of {task}: validation {metric} against steps."
     if any(line.faint for line in lines):
         caption += (
             " Thin lines are seeds, the thick one is their mean, the band their "
             "sample standard deviation."
         )
     size = (8 if len(groups) == 1 else 4.6, 4)
-    label = "validation accuracy, %"
+    label = f"validation {metric}, %"
     return Chart(f"curves-{task}", panels, caption, size=size, ylabels=(label,))
 
 

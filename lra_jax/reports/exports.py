@@ -31,13 +31,14 @@ def _row(group: Group) -> Row:
     task, mean = get_task(config.task), group.mean(group.accuracy)
     # Several answers in an example are not independent trials.
     error = None
-    if not (task.packs_rows or task.per_position):
+    if group.metric == "accuracy" and not (task.packs_rows or task.per_position):
         error = standard_error(mean, first.test_examples)
     peak, kind = group.peak_memory
     return {
         "task": config.task,
         "attention": config.mixers,
         "preset": config.preset,
+        "metric": group.metric,
         "test_accuracy": mean,
         "checkpoint": "last" if group.last_only else "best",
         "seeds": len(group.runs),
@@ -118,7 +119,9 @@ def _caption(row: Row) -> str:
 def _table(caption: str, rows: Sequence[Row]) -> str:
     """Of language models with the scores of texts in place of the accuracy."""
     scores = [name for name in _OF_TEXTS if any(row[name] is not None for row in rows)]
-    heads = [name.replace("_", " ") for name in scores] or ["test accuracy, %"]
+    heads = [name.replace("_", " ") for name in scores] or [
+        f"test {rows[0]['metric']}, %"
+    ]
     lines = []
     for row in rows:
         cells = [

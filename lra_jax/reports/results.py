@@ -85,7 +85,7 @@ def _task_section(task: str, groups: Sequence[Group]) -> Section:
             parts += [] if is_official else [_OTHERS]
             parts.append(task_table(task, members))
     lines = curves.learning_curves(groups)
-    parts += [curves.chart(task, lines)] if lines else []
+    parts += [curves.chart(task, lines, groups[0].metric)] if lines else []
     return Section(task, parts)
 
 
@@ -104,7 +104,7 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
     protocol of one of the runs."""
     head = (
         "model",
-        "test accuracy %",
+        f"test {groups[0].metric} %",
         "last checkpoint %",
         "seeds",
         "steps/s",
@@ -194,7 +194,8 @@ def differing_versions(groups: Sequence[Group]) -> list[str]:
 
 
 def _our_row(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
-    best = "(saw the test)" if group.last_only else _spread(group, "test_accuracy_best")
+    best = _spread(group, "test_accuracy_best")
+    best += " chosen on the test split" if group.last_only else ""
     # Marked if a run was too short to exclude compilation.
     cold = " (cold)" if group.speed_kind == "cold" else ""
     peak, kind = group.peak_memory
@@ -215,6 +216,8 @@ def _spread(group: Group, name: str) -> str:
     mean, deviation = group.mean(name), group.deviation(name)
     if deviation is not None:
         return f"{mean:.2f} ± {deviation:.2f} (sd, {len(group.runs)} seeds)"
+    if group.metric != "accuracy":
+        return f"{mean:.2f} (1 seed)"
     error = standard_error(mean, group.results[0].test_examples)
     return f"{mean:.2f} (1 seed; se {error:.2f})"
 

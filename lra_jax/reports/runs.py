@@ -106,6 +106,11 @@ class Group:
         return statistics.stdev(values) if len(values) > 1 else None
 
     @property
+    def metric(self) -> str:
+        """The score that ranks runs, in words."""
+        return self.results[0].metric.replace("_", " ")
+
+    @property
     def accuracy(self) -> str:
         """The accuracy that counts: the best checkpoint's unless it saw the test."""
         return "test_accuracy_last" if self.last_only else "test_accuracy_best"

@@ -68,17 +68,18 @@ def regression_loss(
 
 
 def regression_scores(
-    dataset: SequenceDataset, split: str, loss: float
+    dataset: SequenceDataset, split: str, loss: float, _: Any
 ) -> dict[str, float]:
     """R2, the share of a split's variance that predictions explain, if labels are
     numbers, and the squared error in their units; ``loss`` is the mean squared error.
+
+    The training split's variance takes the place of that of equal labels, 0.
     """
     if not dataset.has_numbers:
         return {}
     labels, (_, deviation) = dataset.labels(split), dataset.scale
-    variance = float(np.nanvar(labels, dtype=np.float64))
-    scores = {"squared_error": loss * deviation**2}
-    return scores | ({"r2": 1 - loss / variance} if variance else {})
+    variance = float(np.nanvar(labels, dtype=np.float64)) or 1.0
+    return {"squared_error": loss * deviation**2, "r2": 1 - loss / variance}
 
 
 def _logits(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None) -> jax.Array:

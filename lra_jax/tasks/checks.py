@@ -87,9 +87,6 @@ def _check_split(config: Config, task: Task) -> None:
 def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
     """See `Task.check_data`; `check_config` has accepted the config."""
     data = config.data
-    if dataset.has_numbers and config.train.best_by != "loss":
-        needed = "loss for labels that are numbers"
-        raise expected("--train.best_by", needed, config.train.best_by)
     from_user = getattr(data, "path", None) is not None
     if not from_user or data.chosen_on_test or task.packs_rows:
         return

@@ -77,7 +77,9 @@ def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
     return {name: y.sum() for name, y in jax.lax.map(part, tuple(cut)).items()}
 
 
-def next_token_scores(dataset: Any, split: str, loss: float) -> dict[str, float]:
+def next_token_scores(
+    dataset: Any, split: str, loss: float, _: Any
+) -> dict[str, float]:
     """Perplexity, and bits per byte of the text.
 
     Words have no bits per byte: unknown words and white space would count as bytes that
@@ -158,7 +160,7 @@ def hide(
     return hidden, places, jnp.where(is_asked, known, -1)
 
 
-def hidden_token_scores(_: Any, __: str, loss: float) -> dict[str, float]:
+def hidden_token_scores(_: Any, __: str, loss: float, ___: Any) -> dict[str, float]:
     """The perplexity of masked tokens."""
     return _perplexity(loss)
 

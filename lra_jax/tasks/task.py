@@ -56,8 +56,9 @@ class Task:
       can_pack: model and objective also take rows of several packed examples, as
         `lra_jax.data.packing` makes them.
       pairs: an example is two sequences, which the model compares.
-      scores: names ``(dataset, split, loss) -> {name: number}``: the mean loss of a
-        split in units of the task, reported with the accuracy.
+      scores: names ``(dataset, split, loss, model) -> {name: number}``: a split's mean
+        loss in units of the task, and its other scores, reported with the accuracy.
+        The dataset's ``metric`` may name one to take the accuracy's place.
       image_shape: rows and columns where a sequence is an image, else None.
       per_position: labels belong to single positions, not to whole sequences.
       packs_rows: rows hold several documents, so an attention has to take
@@ -165,9 +166,8 @@ class Task:
         pkgutil.resolve_name("lra_jax.tasks.checks:check_on_devices")(config, self)
 
     def check_data(self, config: Config, dataset: "SequenceDataset") -> None:
-        """Refuses to choose by accuracy where numbers are predicted, and files of the
-        user whose validation split is their test split, in the same order: the best
-        checkpoint would be chosen on it. Not for language models.
+        """Refuses files of the user whose validation split is their test split, in the
+        same order: the best checkpoint would be chosen on it. Not for language models.
 
         Raises:
           ValueError: with the flag, and what is expected.
@@ -185,12 +185,13 @@ class Task:
         return pkgutil.resolve_name(self.objective)
 
     def score(
-        self, dataset: "SequenceDataset", split: str, loss: float
+        self, dataset: "SequenceDataset", split: str, loss: float, model: Any
     ) -> dict[str, float]:
-        """The mean loss of a split in units of the task; most tasks have none."""
+        """The task's own scores of a model on a split, where its mean loss is ``loss``;
+        most tasks have none."""
         if self.scores is None:
             return {}
-        return pkgutil.resolve_name(self.scores)(dataset, split, loss)
+        return pkgutil.resolve_name(self.scores)(dataset, split, loss, model)
 
     @property
     def decode(self) -> Callable[["np.ndarray"], str]:

@@ -48,13 +48,13 @@ class Progress(NamedTuple):
 
     Attributes:
       best_step: step of the best checkpoint, or -1 if there is none yet.
-      best_accuracy: its validation accuracy, in [0, 1].
+      best_accuracy: its validation accuracy, in [0, 1], or the score in its place.
       best_loss: its validation loss, in nats.
       seconds: time spent training so far, over all sessions.
     """
 
     best_step: int = -1
-    best_accuracy: float = -1.0
+    best_accuracy: float = -math.inf
     best_loss: float = math.inf
     seconds: float = 0.0
 

@@ -49,7 +49,7 @@ class RunConsole:
       start: the step from which this process resumes; set it before entering.
       work: total cost of all steps before a given one, in any unit, from which the time
         left is estimated. By default all steps cost the same.
-      has_accuracy: False where numbers are predicted.
+      has_accuracy: False where another score takes its place.
     """
 
     def __init__(self, steps: int, quiet: bool = False):
@@ -144,11 +144,14 @@ class RunConsole:
         self,
         step: int,
         means: Mapping[str, float],
-        scores: Mapping[str, float],
         is_best: bool,
     ) -> None:
         """Reports validation metrics, and the task's own scores."""
-        more = "".join(f"  {name} {value:.3f}" for name, value in scores.items())
+        more = "".join(
+            f"  {name} {value:.3f}"
+            for name, value in means.items()
+            if name not in ("loss", "accuracy")
+        )
         self.line(
             f"step {step}  validation loss {means['loss']:.4f}"
             f"{self._percent(means['accuracy'], 2)}{more}"

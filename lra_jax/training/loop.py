@@ -177,15 +177,14 @@ class _Loop:
         self.console.doing("training", quiet=True)
         if not math.isfinite(means["loss"]):
             raise NonFiniteLoss(step, trainer.checkpoints.latest_step)
-        scores = trainer.task.score(trainer.dataset, "valid", means["loss"])
-        self.metrics.write(step, "valid", **means, **scores, seconds=self.meter.seconds)
+        self.metrics.write(step, "valid", **means, seconds=self.meter.seconds)
         is_best = trainer.progress.improved(means, self.config.train.best_by)
         # Its parameters have replaced those of the best checkpoint before it.
         is_best = is_best or step == trainer.lost_best
         if is_best:
             with self.meter.paused():
                 trainer.keep_best(step, means)
-        self.console.validation(step, means, scores, is_best)
+        self.console.validation(step, means, is_best)
         return True
 
     def save(self, step: int, validated: bool) -> None:

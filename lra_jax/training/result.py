@@ -12,6 +12,7 @@ from lra_jax.errors import (
     Finite,
     Percent,
     Size,
+    check_type,
     check_types,
     expected,
     within,
@@ -21,6 +22,8 @@ from lra_jax.training.workdir import identify
 
 FILE = "result.json"
 """The name of the file in a run directory."""
+
+_ACCURACIES = ("test_accuracy_best", "test_accuracy_last", "valid_accuracy_best")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class Result:
 
     Attributes:
       task, attention, mixers, preset, seed: of the config.
+      metric: the score that takes the accuracy's place, which is then 100 times it.
       scores: a task's own scores by name, such as ``bits_per_byte_best``; in the file
         each is called ``test_NAME``.
       test_accuracy_by_length: of the best checkpoint, by part of the test split.
@@ -52,8 +56,9 @@ class Result:
     mixers: str = ""
     preset: str = ""
     seed: int = 0
-    test_accuracy_best: Percent
-    test_accuracy_last: Percent
+    metric: str = "accuracy"
+    test_accuracy_best: Finite
+    test_accuracy_last: Finite
     test_loss_best: Finite | None = None
     test_loss_last: Finite | None = None
     scores: Mapping[str, Finite] = dataclasses.field(default_factory=dict)
@@ -64,7 +69,7 @@ class Result:
     chance: Percent | None = None
     test_scaled_accuracy: Finite | None = None
     state_size: Amount | None = None
-    valid_accuracy_best: Percent
+    valid_accuracy_best: Finite
     valid_loss_best: Finite
     best_step: Count
     best_by: str = "accuracy"
@@ -88,6 +93,9 @@ class Result:
     def __post_init__(self) -> None:
         """Refuses values that tables cannot show, or would show as invalid numbers."""
         check_types(self)
+        if self.metric == "accuracy":
+            for name in _ACCURACIES:
+                check_type(name, Percent, getattr(self, name))
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of the file; what the task does not have is left out."""

@@ -98,7 +98,7 @@ class Session:
             self._warn_of_losses(result.steps)
         else:
             console.work = self.trainer.tokens_before
-            console.has_accuracy = not self.dataset.has_numbers
+            console.has_accuracy = self.dataset.metric == "accuracy"
             console.facts(summary.facts(self.trainer))
             with hosts.writer_first(self._track) as tracker:
                 fit(self.trainer, console, tracker)
@@ -196,6 +196,7 @@ class Session:
             mixers=config.mixers,
             preset=config.preset,
             seed=config.seed,
+            metric=self.dataset.metric,
             test_accuracy_best=100 * best["accuracy"],
             test_accuracy_last=100 * last["accuracy"],
             test_loss_best=best["loss"],
@@ -232,12 +233,11 @@ class Session:
         task, dataset, data = self.task, self.dataset, self.config.data
         parts = {part: self._evaluate(params, part) for part in dataset.parts}
         if task.scores is not None:
-            means = {"best": ("test", best), "last": ("test", last)}
-            means |= {part: (part, mean) for part, mean in parts.items()}
             scores = {
                 f"{name}_{which}": value
-                for which, (split, mean) in means.items()
-                for name, value in task.score(dataset, split, mean["loss"]).items()
+                for which, means in {"best": best, "last": last, **parts}.items()
+                for name, value in means.items()
+                if name not in ("loss", "accuracy")
             }
             return {"scores": scores}
         by_length = {part: 100 * mean["accuracy"] for part, mean in parts.items()}

@@ -270,7 +270,8 @@ class Trainer:
         stop: StopRequest | None = None,
         console: RunConsole | None = None,
     ) -> dict[str, float]:
-        """Mean loss and accuracy over a split; every example counts exactly once.
+        """Mean loss and accuracy over a split, where every example counts exactly once,
+        and the task's own scores.
 
         Args:
           params: parameters of the model.
@@ -294,7 +295,12 @@ class Trainer:
             if stop is not None and stop.signum and jax.process_count() == 1:
                 raise Stopped
             sums = self.eval_step(params, sums, sharding.shard_batch(self.mesh, batch))
-        return _means(jax.device_get(sums))
+        means = _means(jax.device_get(sums))
+        model = self.model_at(params)
+        scores = self.task.score(self.dataset, split, means["loss"], model)
+        if self.dataset.metric in scores:
+            means["accuracy"] = scores[self.dataset.metric]
+        return means | scores
 
     def take_sums(self) -> tuple[dict[str, float], float]:
         """Mean loss and accuracy of the steps since the last call, and the worst loss.

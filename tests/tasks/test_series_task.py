@@ -17,6 +17,7 @@ from lra_jax.data import __main__ as data_command
 from lra_jax.data import series_files
 from lra_jax.tasks import get_task
 from lra_jax.tasks.base import regression_loss
+from lra_jax.training.metrics import read_metrics
 from lra_jax.training.optimizer import make_optimizer
 
 TRAIN = {
@@ -92,10 +93,7 @@ def test_a_run_of_classes(classes):
 
 
 def test_a_run_of_numbers(numbers, capsys):
-    with pytest.raises(ValueError, match=r"--train\.best_by: expected loss"):
-        train.run(config(numbers), quiet=True)
-    by_loss = config(numbers, train={**TRAIN, "best_by": "loss"})
-    result = train.run(by_loss)
+    result = train.run(config(numbers))
     printed = capsys.readouterr().out
     assert "test r2" in printed and "accuracy" not in printed
     test = series_files.read(numbers)["test"]
@@ -104,6 +102,10 @@ def test_a_run_of_numbers(numbers, capsys):
     assert result["test_squared_error_best"] == pytest.approx(np.mean(errors**2), 1e-4)
     r2 = 1 - np.mean(errors**2) / np.var(test.labels)
     assert result["test_r2_best"] == pytest.approx(r2, abs=1e-4)
+    assert result["metric"] == "r2"
+    assert result["test_accuracy_best"] == 100 * result["test_r2_best"]
+    metrics = read_metrics(numbers / "run")
+    assert result["valid_accuracy_best"] == 100 * max(x.get("r2", -9) for x in metrics)
     file = numbers / "predictions.jsonl"
     scored = evaluate.run(
         evaluate.EvaluateConfig(str(numbers / "run"), predictions=str(file))
