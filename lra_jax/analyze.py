@@ -89,7 +89,9 @@ class Paths(_Settings):
     repeats: Size = 5
     """Number of draws of the random paths of each length."""
     seed: Count = 0
-    """Seed of data, weights and paths."""
+    """First seed of data, weights and paths."""
+    seeds: Size = 1
+    """Number of seeds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -240,13 +242,14 @@ def _paths(settings: Paths) -> Iterator[Any]:
     yield paths.lengths_section()
     experiments = paths.PUBLISHED if settings.full else paths.QUICK
     trained = [name for name in names if name != "circle"]
+    seeds = range(settings.seed, settings.seed + settings.seeds)
     results = {
-        name: paths.run_experiment(
+        name: paths.run_seeds(
             name,
             experiments[name],
+            seeds,
             mechanism=settings.attention,
             repeats=settings.repeats,
-            seed=settings.seed,
         )
         for name in progress.announce(trained, "training runs")
     }
@@ -254,7 +257,7 @@ def _paths(settings: Paths) -> Iterator[Any]:
         yield paths.results_section(results, experiments, is_quick=not settings.full)
     if "circle" in names:
         progress.say("circle ...")
-        yield circle.circles_section(settings.attention, settings.seed)
+        yield circle.circles_section(settings.attention, seeds)
 
 
 def _spectrum(settings: Spectrum) -> Iterator[Any]:

@@ -11,7 +11,7 @@ connection adds the *previous batch*, not the output of the previous step; the r
 adds the correct one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from flax import nnx
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lra_jax import progress
 from lra_jax.analysis.path_network import PathNetwork, PathSettings, fit_epochs
 from lra_jax.analysis.path_tasks import circle
 from lra_jax.reports import charts
@@ -33,6 +34,7 @@ from lra_jax.reports.table import Table
 _WIDTH, _HEADS, _DROPOUT = 32, 2, 0.1
 _POINTS, _EPOCHS, _BATCH_SIZE = 1000, 70, 30
 _STEPS = 300  # of the roll-out
+_MERGED = 1e-3  # two points nearer than this, on a circle of radius 0.3, are one
 # The published learning rate, and one at which the layer learns more.
 _LEARNING_RATES = {"circle": 1e-5, "circle-trained": 1e-3}
 _VARIANTS = {
@@ -102,38 +104,51 @@ def run_circle(
     return CircleRun(trajectory, losses / _BATCH_SIZE)
 
 
-def circles_section(mechanism: str, seed: int) -> Section:
+def circles_section(mechanism: str, seeds: Sequence[int]) -> Section:
     """The three variants, with the published learning rate and with a larger one."""
     parts: list[Any] = []
+    clock = progress.Clock(
+        "roll-outs", len(_LEARNING_RATES) * len(_VARIANTS) * len(seeds)
+    )
     for name, rate in _LEARNING_RATES.items():
-        runs = {
-            variant: run_circle(
-                **switches, learning_rate=rate, mechanism=mechanism, seed=seed
-            )
-            for variant, switches in _VARIANTS.items()
-        }
+        runs: dict[str, list[CircleRun]] = {variant: [] for variant in _VARIANTS}
+        for variant, switches in _VARIANTS.items():
+            for seed in seeds:
+                settings: Any = {"mechanism": mechanism, "seed": seed}
+                run = run_circle(**switches, learning_rate=rate, **settings)
+                runs[variant].append(run)
+                clock.tick()
         about = f"Trained for {_EPOCHS} epochs at {rate:g}."
         parts += [_chart(name, runs, about), _table(runs)]
     return Section("The circle: tokens of pure attention run together", parts)
 
 
-def _chart(name: str, runs: Mapping[str, CircleRun], about: str) -> Chart:
-    """Roll-outs in the plane, and how far apart their two points are."""
-    lines = [
-        charts.Line(variant, range(len(run.spread)), np.maximum(run.spread, 1e-8))
-        for variant, run in runs.items()
-    ]
+def _chart(name: str, runs: Mapping[str, Sequence[CircleRun]], about: str) -> Chart:
+    """Roll-outs of the first seed in the plane, and the distance of their points."""
+    spreads = {
+        variant: np.stack([x.spread for x in xs]) for variant, xs in runs.items()
+    }
+    steps, lines = range(_STEPS), []
+    for variant, spread in spreads.items():
+        shown = np.maximum(spread, 1e-8)
+        faint = [(steps, y) for y in shown] if len(shown) > 1 else []
+        lines.append(charts.Line(variant, steps, np.median(shown, 0), faint=faint))
     settings = {"title": "distance of the two points", "xlabel": "step of the roll-out"}
     distances = Panel(lines, is_log=True, settings=settings)
     data = {
-        variant: run._asdict() | {"distance": run.spread}
-        for variant, run in runs.items()
+        variant: {
+            "trajectory": xs[0].trajectory,
+            "losses": np.stack([x.losses for x in xs]),
+            "distance": spreads[variant],
+        }
+        for variant, xs in runs.items()
     }
     return Chart(
         name,
-        [*(_plane(variant, run) for variant, run in runs.items()), distances],
+        [*(_plane(variant, xs[0]) for variant, xs in runs.items()), distances],
         "One recurrent layer that learned to step along a circle, run on its own "
-        "output. Stars: where the points end. The picture cuts distances off at 1e-8. "
+        "output. Stars: where the points of the first seed end. Right: the median of "
+        "all seeds, which are faint, cut off at 1e-8. "
         f"{about}",
         data=data,
         size=(3.3, 3.3),
@@ -141,14 +156,23 @@ def _chart(name: str, runs: Mapping[str, CircleRun], about: str) -> Chart:
     )
 
 
-def _table(runs: Mapping[str, CircleRun]) -> Table:
+def _table(runs: Mapping[str, Sequence[CircleRun]]) -> Table:
+    """Median, least and largest of the seeds."""
     steps = (0, 10, 100, _STEPS - 1)
-    rows = [
-        (name, f"{x.losses[-1]:.2g}", *(f"{x.spread[step]:.3g}" for step in steps))
-        for name, x in runs.items()
-    ]
-    head = ("parts", "training loss", *(f"distance, step {step}" for step in steps))
-    return Table(head, rows)
+
+    def cell(values: Sequence[float], form: str = ".3g") -> str:
+        low, middle, high = np.quantile(values, (0, 0.5, 1))
+        text = f"{middle:{form}}"
+        return text if low == high else f"{text} ({low:{form}} to {high:{form}})"
+
+    rows = []
+    for variant, xs in runs.items():
+        far = [cell([x.spread[step] for x in xs]) for step in steps]
+        merged = sum(x.spread[-1] < _MERGED for x in xs)
+        loss = cell([x.losses[-1] for x in xs], ".2g")
+        rows.append((variant, loss, *far, f"{merged} of {len(xs)}"))
+    heads = (f"distance, step {step}" for step in steps)
+    return Table(("parts", "training loss", *heads, "seeds that merge"), rows)
 
 
 def _plane(title: str, run: CircleRun) -> Panel:

@@ -109,7 +109,7 @@ def _curves(
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _run(graph: Any, weights: Any, tokens: jax.Array, variant: Variant) -> jax.Array:
-    """The hidden states `[L + 1, B, T, D]`."""
+    """The hidden states `[L + 1, B, T, D]`; GPT-2's last ones after its last norm."""
     network = nnx.merge(graph, weights)
     if isinstance(network, Network):
         return network(tokens, variant)
@@ -117,6 +117,8 @@ def _run(graph: Any, weights: Any, tokens: jax.Array, variant: Variant) -> jax.A
     for block in network.blocks:
         x = run_parts(block, states[-1], variant, block.attention, block.mlp)
         states.append(x)
+    if network.config.norm_first and variant.norm:
+        states[-1] = network.norm(states[-1])
     return jnp.stack(states)
 
 

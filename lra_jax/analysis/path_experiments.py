@@ -7,7 +7,7 @@ minutes.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -177,6 +177,17 @@ def run_experiment(
     return PathResult(whole, test.majority, by_length, losses)
 
 
+def run_seeds(
+    name: str, experiment: Experiment, seeds: Sequence[int], **settings: Any
+) -> PathResult:
+    """`run_experiment` of each seed: means; the draws of all seeds side by side."""
+    runs = [run_experiment(name, experiment, seed=s, **settings) for s in seeds]
+    draws = {n: np.hstack([x.by_length[n] for x in runs]) for n in _NUM_PATHS}
+    whole = float(np.mean([x.whole for x in runs]))
+    majority = float(np.mean([x.majority for x in runs]))
+    return PathResult(whole, majority, draws, np.mean([x.losses for x in runs], 0))
+
+
 def _make_data(
     name: str, experiment: Experiment, seed: int
 ) -> tuple[TokenTask, TokenTask]:
@@ -249,7 +260,7 @@ def results_section(
     """Accuracy against path length, a panel for each experiment."""
     caption = (
         "Accuracy of the sum of random paths by their length; one standard deviation "
-        "over draws of the paths is shaded."
+        "over draws of the paths and seeds is shaded."
         + (" Quick settings: fewer steps, larger learning rate." if is_quick else "")
     )
     data = {

@@ -49,14 +49,23 @@ def test_what_is_stopped_leaves_no_empty_folder(tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", ["", "model.safetensors"])
-def test_rank_collapse_of_weights(name, tmp_path):
+BERT = {
+    **{"model_type": "bert", "vocab_size": 20, "max_position_embeddings": 16},
+    **{"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 8},
+    **{"num_attention_heads": 4, "hidden_act": "gelu_new", "type_vocab_size": 2},
+}
+GPT2 = {
+    **{"model_type": "gpt2", "vocab_size": 20, "n_positions": 16, "n_layer": 2},
+    **{"n_embd": 128, "n_inner": 8, "n_head": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "title"),
+    [("", BERT, "BERT"), ("model.safetensors", GPT2, "GPT-2")],
+)
+def test_rank_collapse_of_weights(name, config, title, tmp_path):
     """With all parts, the curve of the encoder's own hidden states."""
-    config = {
-        **{"model_type": "bert", "vocab_size": 20, "max_position_embeddings": 16},
-        **{"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 8},
-        **{"num_attention_heads": 4, "hidden_act": "gelu_new", "type_vocab_size": 2},
-    }
     originals.hugging_face(tmp_path, config)
     out = tmp_path / "out"
     settings = analyze.RankCollapse(
@@ -64,7 +73,7 @@ def test_rank_collapse_of_weights(name, tmp_path):
     )
     analyze.run(settings)
     stored = json.loads((out / "rank-collapse-bert.json").read_text())
-    curves = stored["data"]["ours"]["BERT of 2 layers"]
+    curves = stored["data"]["ours"][f"{title} of 2 layers"]
     tokens = jnp.asarray(zipf_tokens(20, 1, 16, 3))
     states = from_softmax(tmp_path).hidden_states(tokens)
     expected = relative_residual(np.stack(states)[:, 0])

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax.analysis import path_tasks
+from lra_jax.analysis import circle, path_tasks
 from lra_jax.analysis.circle import run_circle
-from lra_jax.analysis.path_experiments import PUBLISHED, QUICK, run_experiment
+from lra_jax.analysis.path_experiments import (
+    PUBLISHED,
+    QUICK,
+    run_experiment,
+    run_seeds,
+)
 from lra_jax.analysis.path_network import PathNetwork, PathSettings, draw_paths
 
 TINY = PathSettings(16, 2, 2, 10, vocab_size=10, longest=8, dropout=0.0)
@@ -116,6 +121,34 @@ def test_an_experiment_learns_its_task(name):
     assert result.by_length[5].shape == result.by_length[20].shape == (3, 2)
     # Without attention nothing is known of the other tokens.
     assert result.by_length[5][0].std() == 0
+
+
+def test_seeds_of_an_experiment_are_put_together():
+    experiment = dataclasses.replace(
+        QUICK["sorting"], settings=TINY, num_train=30, num_eval=10, epochs=1
+    )
+    runs = [run_experiment("sorting", experiment, repeats=2, seed=n) for n in (3, 4)]
+    both = run_seeds("sorting", experiment, (3, 4), repeats=2)
+    assert both.whole == pytest.approx((runs[0].whole + runs[1].whole) / 2)
+    draws = np.hstack([run.by_length[20] for run in runs])
+    np.testing.assert_array_equal(both.by_length[20], draws)
+
+
+def test_the_circle_shows_every_seed(monkeypatch):
+    monkeypatch.setattr(circle, "_EPOCHS", 2)
+    monkeypatch.setattr(circle, "_LEARNING_RATES", {"circle": 1e-5})
+    monkeypatch.setattr(
+        circle, "_VARIANTS", {"attention": {"skip": False, "mlp": False}}
+    )
+    chart: Any
+    table: Any
+    chart, table = circle.circles_section("softmax", (0, 1)).parts
+    far = chart.data["attention"]["distance"]
+    assert far.shape == (2, 300)
+    merged = (far[:, -1] < 1e-3).sum()
+    assert f" {merged} of 2 |" in table.markdown()
+    low, middle, high = np.quantile(far[:, 100], (0, 0.5, 1))
+    assert f"{middle:.3g} ({low:.3g} to {high:.3g})" in table.markdown()
 
 
 def test_published_settings():
