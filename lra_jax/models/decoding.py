@@ -20,7 +20,7 @@ from lra_jax.attention.masking import check_mask
 from lra_jax.errors import expected
 from lra_jax.models import stream
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.encoder import TransformerEncoder, normalise
+from lra_jax.models.encoder import TransformerEncoder, VectorEncoder, normalise
 from lra_jax.models.inputs import embed_inputs, known_values, position_rows
 from lra_jax.models.language import CausalLM
 from lra_jax.models.layers import rows_at, take_rows
@@ -89,12 +89,42 @@ def prefill(
     stream.check_room("tokens", state, used, longest(model))
     encoder = model.encoder
     x, position = _embed(encoder, tokens, state)
-    states = iter([] if state is None else state.layers)
-    layers: list[Any] = []
+    x, layers = prefill_blocks(
+        encoder, x, mask, None if state is None else state.layers
+    )
+    last = rows_at(x, counts[:, None] - 1)[:, 0]
+    position = (position + counts).astype(jnp.int32)
+    return model.compute_logits(last.astype(jnp.float32)), DecoderState(
+        layers, position
+    )
+
+
+def prefill_blocks(
+    encoder: VectorEncoder,
+    x: jax.Array,
+    mask: jax.Array | None = None,
+    states: list[Any] | None = None,
+) -> tuple[jax.Array, list[Any]]:
+    """Reads the next part `[B, T, D]` of a sequence of vectors.
+
+    Args:
+      encoder: causal, of a mechanism that has a stream.
+      x: the vectors.
+      mask: boolean `[B, T]`, True at real positions, see `stream.prefill`.
+      states: those of every attention layer, in order, after the earlier parts; None =
+        there are none.
+
+    Returns:
+      The encoder's outputs `[B, T, D]`, and the states after this part.
+
+    Raises:
+      ValueError: the encoder cannot be streamed.
+    """
+    before, after = iter(states or []), []
 
     def attend(layer: MultiHeadAttention, x: jax.Array) -> jax.Array:
-        out, after = stream.prefill(layer, x, mask=mask, state=next(states, None))
-        layers.append(after)
+        out, state = stream.prefill(layer, x, mask=mask, state=next(before, None))
+        after.append(state)
         return out
 
     for block in encoder.blocks:
@@ -102,11 +132,7 @@ def prefill(
         if isinstance(block.mlp, MultiHeadAttention):
             mlp = functools.partial(attend, block.mlp)
         x = block.add_branches(x, functools.partial(attend, block.attention), mlp)
-    last = rows_at(normalise(encoder.norm, x), counts[:, None] - 1)[:, 0]
-    position = (position + counts).astype(jnp.int32)
-    return model.compute_logits(last.astype(jnp.float32)), DecoderState(
-        layers, position
-    )
+    return normalise(encoder.norm, x), after
 
 
 def step(

@@ -169,11 +169,67 @@ class EncoderBlock(nnx.Module):
         return self.mlp(x, mask=mask, rngs=rngs, **more)
 
 
-class TransformerEncoder(nnx.Module):
-    """Token and position vectors, N blocks, and a final norm.
+class VectorEncoder(nnx.Module):
+    """N blocks and a final norm, on vectors.
 
     With ``post_norm`` the blocks end in norms, and there is no final one unless
     ``final_norm`` asks for it.
+
+    Args:
+      config: the settings; those of inputs and positions have no effect.
+      rngs: for initialisation.
+
+    Raises:
+      ValueError: see `ModelConfig`.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        config.check()
+        self.config = config
+        rate = config.input_dropout
+        self.dropout = Dropout(config.dropout if rate is None else rate)
+        blocks = range(config.num_layers)
+        self.blocks = nnx.List([make_block(config, index, rngs) for index in blocks])
+        norm = _NORMS[config.norm]
+        ends_in_norm = config.post_norm and not config.final_norm
+        self.norm: Any = (
+            None if ends_in_norm else norm(config.embed_dim, dtype=config.dtype)
+        )
+
+    def encode(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None = None,
+        rngs: nnx.Rngs | None = None,
+        segment_ids: jax.Array | None = None,
+    ) -> jax.Array:
+        """Vectors `[B, T, D]` to `[B, T, D]`.
+
+        Args:
+          x: the vectors.
+          mask: boolean `[B, T]`, True at real positions; None = all real.
+          rngs: with a stream "dropout", for training; None for evaluation.
+          segment_ids: of packed documents, see `TransformerEncoder`.
+        """
+        x = self.dropout(x, rngs)
+        shares = self.config.shares_parameters
+        shared = self.blocks[0].attention.parameters if shares else None
+        memory = None
+        for block in self.blocks:
+
+            def call(rngs: Any, x: Any, memory: Any, block: Any = block) -> Any:
+                return block.carry(x, mask, rngs, shared, memory, segment_ids)
+
+            # A capture keeps the blocks' intermediates, so nothing is recomputed.
+            if self.config.remat and not is_captured(block):
+                x, memory = recompute(call, rngs, x, memory)
+            else:
+                x, memory = call(rngs, x, memory)
+        return normalise(self.norm, x, mask, segment_ids, rngs is not None)
+
+
+class TransformerEncoder(VectorEncoder):
+    """Token and position vectors, N blocks, and a final norm (`VectorEncoder`).
 
     Args:
       vocab_size: token ids are below this; with inputs "vectors", their width C.
@@ -205,7 +261,6 @@ class TransformerEncoder(nnx.Module):
     ):
         config = dataclasses.replace(config or ModelConfig(), **settings)
         config.check()
-        self.config = config
         self.vocab_size = check_size("vocab_size", vocab_size)
         self.embed = make_inputs(config, vocab_size, rngs)
 
@@ -215,15 +270,7 @@ class TransformerEncoder(nnx.Module):
         self.cls = zeros() if config.cls_token else None
         self.hidden = zeros() if config.reconstructs else None
         self.positions = make_positions(config, rngs)
-        rate = config.input_dropout
-        self.dropout = Dropout(config.dropout if rate is None else rate)
-        blocks = range(config.num_layers)
-        self.blocks = nnx.List([make_block(config, index, rngs) for index in blocks])
-        norm = _NORMS[config.norm]
-        ends_in_norm = config.post_norm and not config.final_norm
-        self.norm: Any = (
-            None if ends_in_norm else norm(config.embed_dim, dtype=config.dtype)
-        )
+        super().__init__(config, rngs=rngs)  # Last: seeds fix the order of draws.
 
     def __call__(
         self,
@@ -296,21 +343,7 @@ class TransformerEncoder(nnx.Module):
         """A call with checked arguments, and tokens where they are."""
         mask = packed.hide_padding(mask, documents)
         x, mask = self._embed(tokens, mask, documents, hidden)
-        x = self.dropout(x, rngs)
-        shares = self.config.shares_parameters
-        shared = self.blocks[0].attention.parameters if shares else None
-        memory = None
-        for block in self.blocks:
-
-            def call(rngs: Any, x: Any, memory: Any, block: Any = block) -> Any:
-                return block.carry(x, mask, rngs, shared, memory, segment_ids)
-
-            # A capture keeps the blocks' intermediates, so nothing is recomputed.
-            if self.config.remat and not is_captured(block):
-                x, memory = recompute(call, rngs, x, memory)
-            else:
-                x, memory = call(rngs, x, memory)
-        return normalise(self.norm, x, mask, segment_ids, rngs is not None)
+        return self.encode(x, mask, rngs, segment_ids)
 
     def _embed(
         self,

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.encoder import TransformerEncoder
+from lra_jax.models.encoder import VectorEncoder
 
 
-def state_size(encoder: TransformerEncoder) -> int | None:
+def state_size(encoder: VectorEncoder) -> int | None:
     """Count of the numbers that the mechanisms of all blocks keep for one sequence.
 
     Softmax attention keeps every key and value, counted here for ``max_length``
