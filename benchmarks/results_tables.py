@@ -230,39 +230,24 @@ def score(result: Result) -> float:
     return get_task(result["task"]).accuracy_of(result)
 
 
+SEPARATING = (
+    *("mqar", "needle", "mad-fuzzy-recall", "mad-noisy-recall"),
+    *("mad-selective-copy", "parity"),
+)
+"""The tests on which mechanisms differ most after 600 steps."""
+
+
 def suite_runs() -> str:
-    """Mechanisms by tests, a table for each suite."""
+    """Mechanisms by tests, the best mean over the tests first."""
     results = read_all("suites")
-    tables = []
-    for suite, tasks in suites().items():
-        names = {task.name for task in tasks}
-        members = [result for result in results if result["task"] in names]
-        tables += [_suite_table(suite, members)] if members else []
-    hours = sum(result["seconds"] for result in results) / 3600
-    note = (
-        f"Preset `quick`, {_one(results, 'steps')} steps, one seed. Percent correct on "
-        "the test split, for the checkpoint and learning rate with the best validation "
-        "accuracy; for state tracking, scaled so that 0 is chance; for the needle, the "
-        "mean over 128, 256, 1,024 and 4,096 tokens. Measured on "
-        f"{_machines(results)}, alongside other work. State: numbers kept by all "
-        "layers; for softmax, at the longest sequence of the test where it keeps most. "
-        f"The {len(results)} runs took {hours:.1f} hours in all. "
-        "`results/suites/` has the command, commit and versions of each run."
-    )
-    return "\n".join([*tables, note])
-
-
-def _suite_table(suite: str, results: Sequence[Result]) -> str:
-    """One suite, the best mean first, with the learning rates that were tried."""
-    tests = list(dict.fromkeys(result["task"] for result in results))
     rates: dict[str, list[str]] = {}
-    for test in tests:
+    for test in SEPARATING:
         members = [result for result in results if result["task"] == test]
         tried = sorted({flag(x, "train.learning_rate") for x in members}, key=float)
         rates.setdefault(" and ".join(tried), []).append(f"`{test}`")
 
-    def rank(row: tuple[str, dict[str, Result]]) -> tuple[int, float]:
-        scores = [score(result) for result in row[1].values()]
+    def scores(row: tuple[str, dict[str, Result]]) -> tuple[int, float]:
+        scores = [score(row[1][test]) for test in SEPARATING if test in row[1]]
         return len(scores), statistics.fmean(scores)
 
     def of_test(test: str) -> Column:
@@ -272,14 +257,25 @@ def _suite_table(suite: str, results: Sequence[Result]) -> str:
         sizes = [x["state_size"] for x in row[1].values() if x["state_size"]]
         return f"{max(sizes):,}" if sizes else "-"
 
-    columns = {
+    columns: dict[str, Column] = {
         "mechanism": lambda row: row[0],
-        **{test.removeprefix(f"{suite}-"): of_test(test) for test in tests},
+        **{test.removeprefix("mad-"): of_test(test) for test in SEPARATING},
         "state": state,
     }
+    rows = sorted(best_of_tests(results).items(), key=scores, reverse=True)
+    hours = sum(result["seconds"] for result in results) / 3600
     tried = "; ".join(f"{rate} ({', '.join(names)})" for rate, names in rates.items())
-    rows = sorted(best_of_tests(results).items(), key=rank, reverse=True)
-    return table(columns, rows, f"Suite `{suite}`, learning rates tried: {tried}.\n")
+    note = (
+        f"Preset `quick`, {_one(results, 'steps')} steps, one seed; learning rates "
+        f"tried: {tried}. Percent correct on the test split, for the checkpoint and "
+        "learning rate with the best validation accuracy; for parity, scaled so that "
+        "0 is chance; for the needle, the mean over 128, 256, 1,024 and 4,096 tokens. "
+        f"Measured on {_machines(results)}, alongside other work. State: numbers kept "
+        "by all layers; for softmax, at the longest sequence. The "
+        f"{len(results)} runs, of all tests, took {hours:.1f} hours. "
+        "`results/suites/` has the command, commit and versions of each run."
+    )
+    return table(columns, rows, note)
 
 
 def by_pairs(result: Result) -> dict[int, float]:
@@ -292,56 +288,6 @@ def most_pairs(result: Result) -> float:
     """Accuracy of `mqar` in percent with the most pairs."""
     parts = by_pairs(result)
     return parts[max(parts)]
-
-
-def recall_by_state() -> str:
-    """Recall against heads, and so against the state's size."""
-    results = read_all("recall_state")
-    rows: dict[str, dict[int, Result]] = {}
-    for result in results:
-        heads = int(flag(result, "model.num_heads") or 2)  # The preset has two.
-        rows.setdefault(title(result), {})[heads] = result
-
-    def of_heads(heads: int) -> Column:
-        def cell(name: str) -> str:
-            result = rows[name][heads]
-            return f"{most_pairs(result):.1f} ({result['state_size']:,})"
-
-        return cell
-
-    numbers = sorted({heads for row in rows.values() for heads in row})
-    columns = {"mechanism": lambda name: name} | {
-        "1 head" if n == 1 else f"{n} heads": of_heads(n) for n in numbers
-    }
-    note = (
-        "Percent of correct answers with the most pairs, 16, and in brackets the "
-        "numbers that both layers keep; preset quick, rate 0.01, one seed, on "
-        f"{_machines(results)}. `results/recall_state/` has the command of each run."
-    )
-    order = sorted(rows, key=lambda name: -most_pairs(rows[name][numbers[-1]]))
-    return table(columns, order, note)
-
-
-def seeds() -> str:
-    """How much single runs of selective copying differ."""
-    results = read_all("suites_seeds")
-    runs: dict[str, list[float]] = {}
-    for result in results:
-        runs.setdefault(title(result), []).append(_best(result))
-    tried = ", ".join(map(str, sorted({result["seed"] for result in results})))
-    columns = {
-        "mechanism": lambda name: name,
-        f"seeds {tried}": lambda name: ", ".join(f"{x:.1f}" for x in runs[name]),
-        "mean": lambda name: f"{statistics.fmean(runs[name]):.1f}",
-        "deviation": lambda name: f"{statistics.stdev(runs[name]):.1f}",
-    }
-    note = (
-        "Percent of correct answers of `mad-selective-copy`, preset quick, on one core "
-        f"of {_machines(results)}; the standard deviation is that over the seeds. "
-        "`results/suites_seeds/` has the command of each run."
-    )
-    order = sorted(runs, key=lambda name: -statistics.fmean(runs[name]))
-    return table(columns, order, note)
 
 
 def causal_forms() -> str:
@@ -433,8 +379,6 @@ def language(name: str) -> str:
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "results"): full_runs,
     ("docs/suites.md", "results"): suite_runs,
-    ("docs/suites.md", "recall by state"): recall_by_state,
-    ("docs/suites.md", "seeds"): seeds,
     ("docs/learning.md", "results"): learning_runs,
     ("docs/learning.md", "parts"): part_runs,
     ("docs/learning.md", "pathfinder"): pathfinder_runs,

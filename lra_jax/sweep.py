@@ -67,8 +67,8 @@ def main(args: Sequence[str] | None = None) -> None:
 def make_plan(args: Sequence[str]) -> list[runs.Planned]:
     """The runs of all mechanisms, on all tasks, with all values of the flags.
 
-    With a suite, the tasks are its tests, or those of them that ``--task`` names, and
-    the protocol of each varies flags of its own.
+    With a suite, the tasks are its tests that have a protocol for the preset, or those
+    that ``--task`` names, and the protocol of each varies flags of its own.
 
     Raises:
       ValueError: there is no such suite or test, or a config is invalid.
@@ -85,7 +85,11 @@ def make_plan(args: Sequence[str]) -> list[runs.Planned]:
     if suite is not None:
         members = suites()[known("--suite", suite, suites())]
         tests = {test.name: test for test in members}
-        tasks = [known("--task", task, tests) for task in tasks] or list(tests)
+        tasks = [known("--task", task, tests) for task in tasks] or [
+            name
+            for name, test in tests.items()
+            if {*(presets or [next(iter(test.presets))])} & test.sweeps.keys()
+        ]
     plan = []
     for task, name, preset in itertools.product(
         tasks or [""], names or [""], presets or [""]
@@ -160,7 +164,10 @@ def _choices(
             fixed.append(word)
     if test is not None:
         options = ("", *test.variants.get(preset.attention, ()))
-        protocol = {**test.sweeps[preset.preset], "model.attention_options": options}
+        protocol = {
+            **test.sweeps.get(preset.preset, {}),
+            "model.attention_options": options,
+        }
         known_flags = {word.partition("=")[0] for word in fixed} | varied.keys()
         for name, values in protocol.items():
             if f"--{name}" not in known_flags:

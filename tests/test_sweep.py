@@ -103,11 +103,13 @@ def test_a_suite_is_run_with_the_rates_of_its_protocol(started, tmp_path, capsys
     assert len(started) == 3
     plan = sweep.make_plan(["--suite=state", "--attention=flow"])
     tests = ["parity", "modular", "modular-brackets", "s5", "a5"]
+    assert [run.config.task for run in plan] == ["parity"]
+    official = "--preset=official"
+    plan = sweep.make_plan(["--suite=state", "--attention=flow", official])
     assert [run.config.task for run in plan] == tests
     tests = "--task=s5, parity"
     plan = sweep.make_plan(["--suite=state", "--attention=flow", tests])
     assert [run.config.task for run in plan] == ["s5", "parity"]
-    official = "--preset=official"
     plan = sweep.make_plan(["--suite=recall", "--attention=flow", official])
     assert [run.config.task for run in plan] == ["mqar"] * 4 + ["needle"] * 3
 

@@ -2,8 +2,9 @@
 (Dong, Cordonnier and Loukas 2021, Figure 6).
 
 A sequence is two points half a circle apart; the target is the next two points. After
-training the layer runs on its own output. Without a skip connection around it and
-without an MLP, the two points converge to one place: the rank collapses.
+training the layer runs on its own output. If the two points converge to one place, the
+rank has collapsed; with some seeds they do without a skip connection around the layer,
+with none of ten with it (results/analysis/paths/).
 
 As in the published code, the layer has its own skip connection around attention in
 every variant; the variants differ in one around the whole layer. In training that
@@ -120,7 +121,7 @@ def circles_section(mechanism: str, seeds: Sequence[int]) -> Section:
                 clock.tick()
         about = f"Trained for {_EPOCHS} epochs at {rate:g}."
         parts += [_chart(name, runs, about), _table(runs)]
-    return Section("The circle: tokens of pure attention run together", parts)
+    return Section("The circle: do two tokens run together?", parts)
 
 
 def _chart(name: str, runs: Mapping[str, Sequence[CircleRun]], about: str) -> Chart:

@@ -4,7 +4,7 @@ official: athms/mad-lab, configs/tasks/*.yml, mad/configs.py and benchmark.py: f
 layers, alternating the mechanism and a SwiGLU, which are two blocks here; 200 epochs,
 the best result of `RATES` and `WEIGHT_DECAYS`.
 Deviations: this is the basic setting of each test; MAD's score is a mean over it and 5
-to 13 harder ones (docs/suites.md lists them), so published scores are lower. Accuracy
+to 13 harder ones, which each change one value, so published scores are lower. Accuracy
 is a mean over targets here, there over classes; the best checkpoint is the one with the
 highest accuracy on a separate split here, there the one with the lowest perplexity on
 the test split. There, training also stops above 99.9 %, in bfloat16 and with RMSNorm,
@@ -12,6 +12,12 @@ the cosine falls once an epoch, to 1e-6, and the vector that compress reads back
 norm.
   Command: python -m lra_jax.train --task=mad-recall --preset=official
            --attention=delta
+
+The harder settings, each for 200 epochs; lengths also need --model.max_length:
+  vocab_size: 16, 32, 64, 128; noisy recall 32, 48, 80, 144; memorise 256 ... 8192
+  length: recalls 128 ... 1024, compress 32 ... 256, selective copy 256, 512, 1024
+  num_train: 12800, 6400, 3200, 1600, 800; memorise 256
+  noisy recall: noise 0.2, 0.4, 0.6, 0.8; selective copy: copied 16, 32, 64, 96
 
 quick (default): the same sequences, except shorter ones in selective copying; one rate.
   Command: python -m lra_jax.train --task=mad-recall --attention=delta

@@ -40,7 +40,7 @@ def _task(name: str, vocab_size: int, num_classes: int) -> Task:
         is_scaled=True,
         variants=dict.fromkeys(("delta", "gated_delta"), ("beta_range=2",))
         | {"hgrn": ("rotates=true",)},
-        sweeps=rate_sweeps(state.RATES),
+        sweeps=rate_sweeps(state.rates(name)),
         chance=lambda data: chance,
         is_official=lambda data, _: (
             data.reader_arguments == state.official_data(name).reader_arguments

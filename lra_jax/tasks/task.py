@@ -66,7 +66,8 @@ class Task:
       is_causal: requires a decoder, because the tokens after a position reveal its
         answer.
       suite: the set of tests to which it belongs, for ``lra_jax.sweep --suite``.
-      sweeps: by preset, the flags that its protocol tunes, and the values to try.
+      sweeps: by preset, the flags that its protocol tunes, and the values to try. With
+        a preset that is not here, the suite leaves this task out unless it is named.
       variants: by mechanism, the options with which the suite runs it a second time.
       chance: accuracy of guessing in percent, from the data settings; None = unknown.
       is_scaled: reports show the accuracy above chance, from 0 to 1.

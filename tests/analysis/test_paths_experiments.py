@@ -164,7 +164,7 @@ def test_published_settings():
         run_experiment("sort", sorting)
 
 
-def test_pure_attention_runs_together_on_the_circle():
+def test_with_this_seed_attention_runs_together_on_the_circle():
     run = run_circle(skip=False, mlp=False)
     assert run.trajectory.shape == (300, 2, 2) and len(run.losses) == 70
     np.testing.assert_allclose(run.trajectory[0, 0], [0.3, 0], atol=1e-7)
