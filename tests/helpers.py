@@ -133,8 +133,10 @@ def flags(config: Config) -> list[str]:
     """The command line that gives a config."""
     from lra_jax.configs.base import flatten
 
-    given = flatten(config.to_dict())
-    return [f"--{name}={value}" for name, value in given.items() if value is not None]
+    settings = flatten(config.to_dict())
+    return [
+        f"--{name}={value}" for name, value in settings.items() if value is not None
+    ]
 
 
 def start(*command: str, **changes: str) -> subprocess.Popen[str]:

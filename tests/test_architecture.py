@@ -30,8 +30,8 @@ def within(*parts: str) -> set[str]:
 def outside(*parts: str) -> set[str]:
     """The packages of others that a part imports, but for Python's own."""
     part = within(*parts)
-    found = {i.target.split(".")[0] for i in CODE.outside if i.source in part}
-    return found - sys.stdlib_module_names
+    targets = {i.target.split(".")[0] for i in CODE.outside if i.source in part}
+    return targets - sys.stdlib_module_names
 
 
 def test_imports_go_down_the_layers() -> None:

@@ -373,7 +373,7 @@ EDITS: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-def given_run(tmp_path, text: str | bytes):
+def write_run(tmp_path, text: str | bytes):
     folder = tmp_path / "given"
     folder.mkdir()
     (folder / "config.json").write_bytes(
@@ -400,7 +400,7 @@ def test_config_json_edited_by_hand(capsys, tmp_path, name, value, part):
     for step in parts:
         place = place[step]
     place[last] = value
-    given_run(tmp_path, json.dumps(edited))
+    write_run(tmp_path, json.dumps(edited))
     for command in ("evaluate", "analyze maps --out=x"):
         refused(capsys, f"{command} --workdir=given", part)
 
@@ -413,7 +413,7 @@ def test_config_json_edited_by_hand(capsys, tmp_path, name, value, part):
     ],
 )
 def test_config_json_that_is_none(capsys, tmp_path, text):
-    given_run(tmp_path, text)
+    write_run(tmp_path, text)
     refused(capsys, "evaluate --workdir=given", "config.json: expected")
 
 

@@ -143,8 +143,8 @@ def test_evaluate_before_the_first_checkpoint(capsys, tmp_path, small_data):
     values["data_fingerprint"] = "00"
     (tmp_path / "config.json").write_text(json.dumps(values))
     code, _, err = outcome(capsys, f"--workdir={tmp_path}", module=evaluate)
-    wanted = f"--workdir: expected a run on these data, of fingerprint {fingerprint}"
-    helpers.assert_one_error(code, err, 2, wanted, "on other data, 00")
+    message = f"--workdir: expected a run on these data, of fingerprint {fingerprint}"
+    helpers.assert_one_error(code, err, 2, message, "on other data, 00")
 
 
 def restart(**environment: str) -> dict:
@@ -280,11 +280,11 @@ def test_short_forms_and_a_short_run(flags, changes) -> None:
 
 def test_a_warm_up_that_was_asked_for_stays(tmp_path, capsys) -> None:
     """Even where it is that of the preset: it is refused, and not replaced."""
-    given = ["--preset=compact", "--steps=300", "--warmup=500"]
-    assert parse_config("train", "", given).train.warmup == 500
-    code, _, err = outcome(capsys, *given, f"--workdir={tmp_path / 'run'}")
-    wanted = "--train.warmup: expected less than --train.steps=300, got 500"
-    helpers.assert_one_error(code, err, 2, wanted)
+    arguments = ["--preset=compact", "--steps=300", "--warmup=500"]
+    assert parse_config("train", "", arguments).train.warmup == 500
+    code, _, err = outcome(capsys, *arguments, f"--workdir={tmp_path / 'run'}")
+    message = "--train.warmup: expected less than --train.steps=300, got 500"
+    helpers.assert_one_error(code, err, 2, message)
 
 
 def test_every_group_of_flags_says_what_it_is(capsys) -> None:

@@ -142,8 +142,8 @@ def test_round_trip():
 
 def test_paths_are_taken_as_paths(tmp_path):
     data = {"dir": tmp_path / "data"}
-    given: Any = tmp_path  # The annotation is that of the flag.
-    config = Config(workdir=given).replace(data=data)
+    path: Any = tmp_path  # The annotation is that of the flag.
+    config = Config(workdir=path).replace(data=data)
     assert config == Config(workdir=str(tmp_path)).replace(
         data={"dir": str(tmp_path / "data")}
     )

@@ -41,14 +41,14 @@ def _raised(tree: ast.AST) -> list[ast.Raise]:
 
 
 def test_every_error_of_a_user_has_the_one_form():
-    found = {}
+    lines_by_name = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         name = file.relative_to(PACKAGE).as_posix()
         lines = [node.lineno for node in _raised(ast.parse(file.read_text("utf-8")))]
         if lines and name not in INNER:
-            found[name] = lines
+            lines_by_name[name] = lines
     # scipy's solver failed, which no input should bring about.
-    assert set(found) <= {"analysis/minimiser.py"}, found
+    assert set(lines_by_name) <= {"analysis/minimiser.py"}, lines_by_name
 
 
 def test_a_raise_is_seen():

@@ -154,8 +154,8 @@ def test_the_setup_says_what_pip_said(monkeypatch):
 @pytest.mark.parametrize("in_colab", [True, False])
 def test_the_quick_start_keeps_its_run(in_colab: bool, tmp_path: Path):
     """On Google Drive, where there is one; up to the training alone."""
-    code, found, _ = SOURCES[0].read_text("utf-8").partition("# ## Train\n")
-    assert found
+    code, separator, _ = SOURCES[0].read_text("utf-8").partition("# ## Train\n")
+    assert separator
     cell = code[code.index("# %%\ntry:") :]
     if in_colab:
         (tmp_path / "google" / "colab").mkdir(parents=True)

@@ -53,13 +53,13 @@ def test_the_pages_quote_the_causal_ratios() -> None:
 def test_the_pages_quote_where_streams_overtake_softmax() -> None:
     report = json.loads((ROOT / "results" / "benchmark" / "decode.json").read_text())
     names = {row["attention"] for row in report["rows"]} - {"softmax"}
-    found = {
+    numbers = {
         name: crossover(report["rows"], name, lambda row: row["median_ms"])
         for name in names
     }
     later = {
         name: position
-        for name, position in found.items()
+        for name, position in numbers.items()
         if not position.startswith("below")
     }
     first, *_, last = sorted(later.values(), key=lambda x: int(x.replace(",", "")))

@@ -129,9 +129,9 @@ def test_seeds_of_one_mechanism(started, tmp_path):
 
 
 def test_a_flag_is_given_once_to_a_run(tmp_path):
-    given = ["--seed=4", "--workdir", str(tmp_path), "--train.steps=600"]
-    given += ["--attention=flow", "--seeds=2"]
-    command = cli.parse_config("prog", "text", given, runs.Seeds)
+    arguments = ["--seed=4", "--workdir", str(tmp_path), "--train.steps=600"]
+    arguments += ["--attention=flow", "--seeds=2"]
+    command = cli.parse_config("prog", "text", arguments, runs.Seeds)
     for seed, run in enumerate(runs.make_plan(command), start=4):
         flags = runs.flags(run.config)
         assert {"--train.steps=600", "--attention=flow", f"--seed={seed}"} < {*flags}

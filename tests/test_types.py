@@ -28,11 +28,11 @@ def problems(folder: Path, program: str) -> list[str]:
     command = [sys.executable, "-m", "pyright", "--outputjson"]
     command += ["--pythonpath", sys.executable, "--project", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    found = json.loads(done.stdout)
-    assert found["summary"]["filesAnalyzed"] == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == 1, done.stderr
     return [
         f"line {one['range']['start']['line'] + 1}: {one['message']}"
-        for one in found["generalDiagnostics"]
+        for one in report["generalDiagnostics"]
     ]
 
 
@@ -55,5 +55,5 @@ def test_the_program_runs() -> None:
 
 def test_the_citation_is_of_this_version() -> None:
     text = (ROOT / "CITATION.cff").read_text("utf-8")
-    found = re.search(r"^version: (\S+)$", text, re.MULTILINE)
-    assert found is not None and found[1] == lra_jax.__version__
+    version = re.search(r"^version: (\S+)$", text, re.MULTILINE)
+    assert version is not None and version[1] == lra_jax.__version__

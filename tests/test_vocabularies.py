@@ -147,9 +147,9 @@ def test_a_folder_above_wikitext_keeps_its_splits(tmp_path):
 
 
 def test_a_folder_with_nothing_but_the_archive_is_read_as_the_archive(archive):
-    own = prepare(path=str(archive), tokenizer="words", max_length=16)
+    plain = prepare(path=str(archive), tokenizer="words", max_length=16)
     above = prepare(path=str(archive.parent), tokenizer="words", max_length=16)
-    assert above.fingerprint == own.fingerprint
+    assert above.fingerprint == plain.fingerprint
     (archive.parent / "a.txt").write_text("a text")
     assert wikitext.read(str(archive.parent)) is None
 

@@ -46,13 +46,13 @@ class Block(nnx.Module):
         self.named = models.MultiHeadAttention(
             4, width, mechanism="cosformer", max_length=64, rngs=rngs
         )
-        self.own = models.MultiHeadAttention(
+        self.mixer = models.MultiHeadAttention(
             num_heads=4, in_features=width, mechanism=squared_attention, rngs=rngs
         )
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         x = x + self.named(x, mask=mask)
-        return x + self.own(x, mask=mask)
+        return x + self.mixer(x, mask=mask)
 
 
 def describe(name: str) -> str:

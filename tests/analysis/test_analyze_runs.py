@@ -102,9 +102,9 @@ def test_maps_where_labels_belong_to_positions(task, tmp_path):
 def test_spectrum_of_a_run(workdir, tmp_path):
     settings = analyze.Spectrum(out=str(tmp_path), workdir=str(workdir), examples=3)
     analyze.run(settings)
-    found = stored(tmp_path, "spectrum")["flow on listops"]
-    curves = np.array(found["curves"])
-    assert curves.shape == (2, 2, 65) and np.array(found["ranks"]).shape == (2, 2)
+    entry = stored(tmp_path, "spectrum")["flow on listops"]
+    curves = np.array(entry["curves"])
+    assert curves.shape == (2, 2, 65) and np.array(entry["ranks"]).shape == (2, 2)
     assert (np.diff(curves) >= -1e-9).all() and (curves[..., -1] == 1).all()
 
 
@@ -112,8 +112,8 @@ def test_spectrum_at_initialisation(tmp_path, small_networks):
     analyze.run(
         analyze.Spectrum(out=str(tmp_path), attention="softmax,flow", length=16)
     )
-    found = stored(tmp_path, "spectrum")
-    assert set(found) == {"softmax", "flow", "part"}
+    entry = stored(tmp_path, "spectrum")
+    assert set(entry) == {"softmax", "flow", "part"}
 
 
 def test_spectrum_of_a_few_tokens(tmp_path, small_networks):
@@ -129,8 +129,8 @@ def test_spectrum_of_a_few_tokens(tmp_path, small_networks):
 def test_rank_collapse_of_a_run(workdir, tmp_path):
     settings = analyze.RankCollapse(out=str(tmp_path), workdir=str(workdir), examples=2)
     analyze.run(settings)
-    (found,) = stored(tmp_path, "rank-collapse-run")["ours"].values()
-    assert all(len(curve["mean"]) == 3 for curve in found.values())
+    (entry,) = stored(tmp_path, "rank-collapse-run")["ours"].values()
+    assert all(len(curve["mean"]) == 3 for curve in entry.values())
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ def test_maps_of_images_in_patches(pooling, tmp_path):
     assert maps.weights.shape == (2, front + 8, front + 8)
     size = np.abs(maps.weights)
     size = (size[:, 0] if front else size.mean(1))[:, front:]
-    wanted = size / size.mean(1, keepdims=True)
-    np.testing.assert_allclose(maps.received, wanted, rtol=1e-6)
+    expected_shares = size / size.mean(1, keepdims=True)
+    np.testing.assert_allclose(maps.received, expected_shares, rtol=1e-6)
     assert maps.competition is not None and maps.competition.shape == (2, 8)
     # If all tokens of a causal model attend evenly, in each document of a row.
     documents = np.array([1, 1, 1, 2, 2])

@@ -62,9 +62,9 @@ def test_weights_times_values_are_what_attention_gave(name):
         return
     attention = functools.partial(call.mechanism.attention, **call.keywords)
     expected = jax.jit(attention)(call.query, call.key, call.value)
-    found = np.einsum("bnts,bsnh->btnh", weights, np.asarray(call.value))
+    measured = np.einsum("bnts,bsnh->btnh", weights, np.asarray(call.value))
     real = np.asarray(captured.mask)
-    np.testing.assert_allclose(found[real], np.asarray(expected)[real], atol=1e-4)
+    np.testing.assert_allclose(measured[real], np.asarray(expected)[real], atol=1e-4)
 
 
 def test_states_are_those_between_the_blocks():
@@ -204,14 +204,14 @@ def test_the_bound_of_a_model_and_its_attention_alone(kind, after):
     names = {"norm": Variant(False, False), "bare": Variant(False, False, False)}
     curves = model_curves(model, run, names)
     for name, norm in (("norm", True), ("bare", False)):
-        found = bounded_model(model, run, norm=norm)
+        measured = bounded_model(model, run, norm=norm)
         # eps ||X|| is what may be rounding.
-        sizes = found.rounding / np.finfo(np.float64).eps
+        sizes = measured.rounding / np.finfo(np.float64).eps
         np.testing.assert_allclose(
-            found.residuals / sizes, curves[name][0], rtol=2e-3, atol=1e-6
+            measured.residuals / sizes, curves[name][0], rtol=2e-3, atol=1e-6
         )
-    assert (found.residuals <= found.next_bounds).all()
-    assert (found.residuals[1:] <= found.bounds[1:]).all()
+    assert (measured.residuals <= measured.next_bounds).all()
+    assert (measured.residuals[1:] <= measured.bounds[1:]).all()
     for settings, wrong in (
         ({"mechanism": "linear"}, "attention 'linear'"),
         ({"positions": "rotary"}, "rotary positions"),

@@ -38,18 +38,18 @@ def stochastic(*shape: int) -> np.ndarray:
 def test_golden_path_decomposition():
     arrays = case("rank_collapse_path_decomposition")
     kernels = arrays["WV"] @ arrays["WO"]
-    found = analysis.path_decomposition(
+    actual = analysis.path_decomposition(
         arrays["X"], arrays["attention"], kernels, arrays["bO"]
     )
-    np.testing.assert_array_equal(found.paths, arrays["paths"])
+    np.testing.assert_array_equal(actual.paths, arrays["paths"])
     for name, got in (
-        ("path_terms", found.terms),
-        ("remainder", found.remainder),
-        ("out", found.total()),
+        ("path_terms", actual.terms),
+        ("remainder", actual.remainder),
+        ("out", actual.total()),
     ):
         np.testing.assert_allclose(got, arrays[name], atol=1e-14)
     # No head changes a constant, so only the paths tell one token from another.
-    assert analysis.relative_residual(found.remainder) < 1e-14
+    assert analysis.relative_residual(actual.remainder) < 1e-14
 
 
 @needs_golden
@@ -130,15 +130,15 @@ def test_paths_sum_to_the_network(skip, stochastic_rows):
     )
     kernels, bias = RNG.normal(size=(3, 2, 4, 4)), RNG.normal(size=(3, 4))
     x = RNG.normal(size=(5, 4))
-    found = analysis.path_decomposition(x, weights, kernels, bias, skip=skip)
+    actual = analysis.path_decomposition(x, weights, kernels, bias, skip=skip)
     expected = san(x, weights, kernels, bias, skip)
-    np.testing.assert_allclose(found.total(), expected, atol=1e-10)
-    assert found.num_paths == len(found.paths) == (3 if skip else 2) ** 3
-    counts = np.bincount(found.lengths, minlength=4)
+    np.testing.assert_allclose(actual.total(), expected, atol=1e-10)
+    assert actual.num_paths == len(actual.paths) == (3 if skip else 2) ** 3
+    counts = np.bincount(actual.lengths, minlength=4)
     shares = analysis.path_length_distribution(3, 2) if skip else np.array([0, 0, 0, 1])
     np.testing.assert_allclose(counts / counts.sum(), shares)
     if skip:
-        np.testing.assert_array_equal(found.terms[found.lengths == 0], x[None])
+        np.testing.assert_array_equal(actual.terms[actual.lengths == 0], x[None])
 
 
 def test_sampled_paths_estimate_the_network():
@@ -163,10 +163,10 @@ def test_sampled_paths_estimate_the_network():
     ],
 )
 def test_path_lengths_as_published(layers, heads, lengths, share):
-    found = analysis.path_length_distribution(layers, heads)
-    assert found.shape == (layers + 1,) and abs(found.sum() - 1) < 1e-12
-    assert set(np.argsort(found)[-len(lengths) :]) == set(lengths)
-    np.testing.assert_allclose(found[list(lengths)], share, atol=0.01)
+    actual = analysis.path_length_distribution(layers, heads)
+    assert actual.shape == (layers + 1,) and abs(actual.sum() - 1) < 1e-12
+    assert set(np.argsort(actual)[-len(lengths) :]) == set(lengths)
+    np.testing.assert_allclose(actual[list(lengths)], share, atol=0.01)
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.3])
@@ -183,16 +183,16 @@ def test_pure_attention_stays_below_the_bound(scale):
             logits = (x @ query[layer]) @ (x @ key[layer]).T / 2
             weights = np.exp(logits - logits.max(-1, keepdims=True))
             x = weights / weights.sum(-1, keepdims=True) @ x @ value[layer]
-            found = analysis.composite_norm(analysis.residual(x, "mean"))
+            actual = analysis.composite_norm(analysis.residual(x, "mean"))
             bound = analysis.collapse_bound(start, layer + 1, beta=beta, head_dim=4)
-            assert found <= bound + 1e-15
+            assert actual <= bound + 1e-15
 
 
 def test_bound_is_the_formula_and_stays_in_range():
-    found = analysis.collapse_bound(
+    actual = analysis.collapse_bound(
         0.5, 2, beta=0.3, head_dim=16, num_heads=2, gamma=1.5, lipschitz=3
     )
-    np.testing.assert_allclose(found, (4 * 1.5 * 0.3 * 2 * 3 / 4) ** 4 * 0.5**9)
+    np.testing.assert_allclose(actual, (4 * 1.5 * 0.3 * 2 * 3 / 4) ** 4 * 0.5**9)
     assert analysis.collapse_bound(0.5, 0, beta=9, head_dim=4) == 0.5
     for depth in (12, 700):
         assert analysis.collapse_bound(9, depth, beta=9, head_dim=4) == np.inf
@@ -206,8 +206,8 @@ def test_effective_rank():
     matrices = np.stack([np.eye(6), np.ones((6, 6)), np.zeros((6, 6))])
     np.testing.assert_allclose(analysis.effective_rank(matrices), [6, 1, 0], atol=1e-6)
     np.testing.assert_array_equal(analysis.cumulative_spectrum(matrices)[2], np.ones(6))
-    found = analysis.cumulative_spectrum(np.diag([1.0, 3.0, 4.0]))
-    np.testing.assert_allclose(found, [0.5, 0.875, 1.0])
+    actual = analysis.cumulative_spectrum(np.diag([1.0, 3.0, 4.0]))
+    np.testing.assert_allclose(actual, [0.5, 0.875, 1.0])
 
 
 X, P, W = np.ones((4, 3)), np.ones((2, 2, 4, 4)), np.ones((2, 2, 3, 3))

@@ -43,10 +43,12 @@ def optimised():
 
 @pytest.mark.parametrize("name", ["bert", "xlnet"])
 def test_curves_at_initialisation_are_the_published_ones(name, optimised):
-    found = network_curves(name, batch_size=1, num_layers=PRINTED_LAYERS, draws=2)
+    curves_by_name = network_curves(
+        name, batch_size=1, num_layers=PRINTED_LAYERS, draws=2
+    )
     for variant, printed in published.figure_2(name).items():
         np.testing.assert_allclose(
-            found[variant].mean(0), printed[: PRINTED_LAYERS + 1], atol=0.05
+            curves_by_name[variant].mean(0), printed[: PRINTED_LAYERS + 1], atol=0.05
         )
 
 
@@ -54,14 +56,14 @@ def test_albert_at_initialisation_is_as_published(optimised):
     """One draw of ALBERT's weights differs from the next by more than 0.05, and each
     printed curve is one draw: 0.57 to 0.67 at layer 0, where all four are the same."""
     draws = 8
-    found = network_curves(
+    curves_by_name = network_curves(
         "albert", batch_size=1, num_layers=PRINTED_LAYERS, draws=draws
     )
     printed = published.figure_2("albert")
     start = np.mean([curve[0] for curve in printed.values()])
-    assert abs(found["attention"][:, 0].mean() - start) < 0.05
+    assert abs(curves_by_name["attention"][:, 0].mean() - start) < 0.05
     for variant, curve in printed.items():
-        distance = np.abs(found[variant] - curve[: PRINTED_LAYERS + 1]).max(1)
+        distance = np.abs(curves_by_name[variant] - curve[: PRINTED_LAYERS + 1]).max(1)
         assert distance.min() < 0.05
 
 
@@ -73,8 +75,8 @@ def test_a_network_deeper_than_the_published_one_has_a_table():
 
 
 def test_skip_connections_keep_the_rank():
-    found = network_curves(TINY, batch_size=2, length=16)
-    last = {name: curves[:, -1].max() for name, curves in found.items()}
+    curves_by_name = network_curves(TINY, batch_size=2, length=16)
+    last = {name: curves[:, -1].max() for name, curves in curves_by_name.items()}
     assert last["attention"] < 1e-4 and last["attention + MLP"] < 1e-4
     assert last["attention + skip"] > 0.1 and last["transformer"] > 0.1
 
@@ -101,9 +103,9 @@ def run_whole(network, tokens):
 
 def test_parts_can_be_left_out_one_by_one():
     variants = VARIANTS | {"no norm": Variant(True, True, norm=False)}
-    found = network_curves(TINY, variants=variants, length=16, num_layers=1)
-    starts = {float(curves[0, 0]) for curves in found.values()}
-    ends = {float(curves[0, 1]) for curves in found.values()}
+    curves_by_name = network_curves(TINY, variants=variants, length=16, num_layers=1)
+    starts = {float(curves[0, 0]) for curves in curves_by_name.values()}
+    ends = {float(curves[0, 1]) for curves in curves_by_name.values()}
     assert len(starts) == 1 and len(ends) == len(variants)
 
 
@@ -205,24 +207,24 @@ def test_shapes_are_those_of_the_models():
         network = nnx.eval_shape(
             lambda name=name: Network(SHAPES[name], rngs=nnx.Rngs(0))
         )
-        found = sum(x.size for x in jax.tree.leaves(nnx.state(network)))
+        size = sum(x.size for x in jax.tree.leaves(nnx.state(network)))
         # One row of token types in place of two, no segments in XLNet.
-        assert abs(found - expected) / expected < 1e-3, (name, found)
+        assert abs(size - expected) / expected < 1e-3, (name, size)
 
 
 def test_pure_attention_of_a_network_stays_below_its_bound() -> None:
-    found = bounded_collapse(TINY, length=12, seed=3)
-    above = found.residuals > 10 * found.rounding
+    collapse = bounded_collapse(TINY, length=12, seed=3)
+    above = collapse.residuals > 10 * collapse.rounding
     assert above[1]
-    assert (found.residuals <= found.bounds)[above].all()
-    assert (found.residuals <= found.next_bounds)[above].all()
-    assert found.bounds[1] == found.next_bounds[1]
+    assert (collapse.residuals <= collapse.bounds)[above].all()
+    assert (collapse.residuals <= collapse.next_bounds)[above].all()
+    assert collapse.bounds[1] == collapse.next_bounds[1]
     half = bounded_collapse(TINY, scale=0.5, length=12, seed=3)
-    np.testing.assert_allclose(half.bounds[2], found.bounds[2] / 2**9, rtol=1e-12)
+    np.testing.assert_allclose(half.bounds[2], collapse.bounds[2] / 2**9, rtol=1e-12)
     # With layer normalisation the tokens keep their size. In float32 the residual of
     # the second layer would be rounding.
     normal = bounded_collapse(TINY, norm=True, length=12, seed=3)
-    assert normal.residuals[1] > found.residuals[1]
+    assert normal.residuals[1] > collapse.residuals[1]
     assert 10 * normal.rounding[2] < normal.residuals[2] < 1e-8
 
 
@@ -233,14 +235,14 @@ def test_bounds_of_other_networks() -> None:
 
 def test_no_bound_is_given_from_a_residual_lost_in_rounding():
     """It would be far below the residual that it should bound."""
-    found = BoundedCollapse(
+    collapse = BoundedCollapse(
         residuals=np.array([3.7, 5e-4, 4e-15, 6e-15]),
         rounding=np.full(4, 1e-15),
         bounds=np.array([3.7, 5e3, 1e13, 3e41]),
         next_bounds=np.array([3.7, 5e3, 1.4e-8, 6e-42]),
         beta=37.0,
     )
-    measured, bounds, next_bounds = found.columns().values()
+    measured, bounds, next_bounds = collapse.columns().values()
     np.testing.assert_array_equal(measured, [3.7, 5e-4, np.nan, np.nan])
-    np.testing.assert_array_equal(bounds, found.bounds)
+    np.testing.assert_array_equal(bounds, collapse.bounds)
     np.testing.assert_array_equal(next_bounds, [3.7, 5e3, 1.4e-8, np.nan])

@@ -84,8 +84,8 @@ def test_a_path_is_one_head_of_each_of_its_layers():
         total += x
     expected = normed(total) @ np.asarray(model.head.kernel[...])
     before = np.asarray(model(inputs))
-    found = model.along(inputs, jnp.asarray(paths))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    actual = model.along(inputs, jnp.asarray(paths))
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
     np.testing.assert_array_equal(before, model(inputs))  # the kernels are as before
 
 

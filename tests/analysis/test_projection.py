@@ -48,12 +48,12 @@ def test_the_error_is_that_of_its_formula() -> None:
     weights, values = attention(7)
     rows = np.random.default_rng(3).normal(size=(4, 7)) / 2
     off = weights @ rows.T @ rows @ values - weights @ values
-    found = projection_error(weights, values, 4, seed=3)
+    actual = projection_error(weights, values, 4, seed=3)
     for head in range(3):
         for column in range(6):
             exact = weights[head] @ values[head, :, column]
             expected = np.linalg.norm(off[head, :, column]) / np.linalg.norm(exact)
-            assert found[head, column] == pytest.approx(expected)
+            assert actual[head, column] == pytest.approx(expected)
     assert (projection_error(weights * 0, values, 4) == 0).all()
 
 

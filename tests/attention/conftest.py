@@ -17,11 +17,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # This hook sees the tests of all folders.
         if here not in item.path.parents or item.path.parent.name == "sharded":
             continue
-        own = item.path.stem.removeprefix("test_") in CORE
+        in_core_file = item.path.stem.removeprefix("test_") in CORE
         parameters = getattr(item, "callspec", None)
-        given = {} if parameters is None else parameters.params
-        name = given.get("name")
-        if given.get("dtype") == "float64" and "case" in given:
-            name = given["case"]["name"].split("_")[0]
-        if own or (isinstance(name, str) and name in CORE):
+        values = {} if parameters is None else parameters.params
+        name = values.get("name")
+        if values.get("dtype") == "float64" and "case" in values:
+            name = values["case"]["name"].split("_")[0]
+        if in_core_file or (isinstance(name, str) and name in CORE):
             item.add_marker("core")

@@ -123,8 +123,8 @@ def takes(name: str, keyword: str) -> bool:
 
 def keywords(name: str, heads: int, head_dim: int) -> dict[str, Any]:
     """The arguments of a mechanism's function, for these sizes."""
-    given = case(name).keywords
-    return given(heads, head_dim) if callable(given) else given
+    sizes = case(name).keywords
+    return sizes(heads, head_dim) if callable(sizes) else sizes
 
 
 def gates(name: str, key: Any) -> dict[str, Any]:
@@ -236,20 +236,20 @@ def matrix(formula: Callable[..., np.ndarray], query, key, *args, **more) -> np.
 
 def init(name: str, *sizes: int, **more: Any):
     """The state of a stream before its first position."""
-    given = keywords(name, *sizes[1:3]) | (case(name).cache or {})
-    return getattr(attention, f"{name}_init")(*sizes, **given | more)
+    options = keywords(name, *sizes[1:3]) | (case(name).cache or {})
+    return getattr(attention, f"{name}_init")(*sizes, **options | more)
 
 
 def prefill(name: str, *arrays, chunking: Chunking = SMALL, **more: Any):
     """A prompt in one pass: its output, and the state after it."""
-    given = gates(name, arrays[1]) | cuts(name, chunking)
+    options = gates(name, arrays[1]) | cuts(name, chunking)
     if more.get("state") is None:
-        given |= keywords(name, *arrays[0].shape[2:]) | (case(name).cache or {})
+        options |= keywords(name, *arrays[0].shape[2:]) | (case(name).cache or {})
     elif case(name).every_call:
-        given |= keywords(name, *arrays[0].shape[2:])
-    given |= more
-    traced = {key: x for key, x in given.items() if _is_traced(x)}
-    fixed = {key: x for key, x in given.items() if key not in traced}
+        options |= keywords(name, *arrays[0].shape[2:])
+    options |= more
+    traced = {key: x for key, x in options.items() if _is_traced(x)}
+    fixed = {key: x for key, x in options.items() if key not in traced}
     return _prefill(name, frozenset(fixed.items()))(*arrays, **traced)
 
 
@@ -273,10 +273,10 @@ def one_step(name: str, **more: Any):
 
     @jax.jit
     def step(state, query, key, value):
-        given = gates(name, key)
+        options = gates(name, key)
         if case(name).every_call:
-            given |= keywords(name, *query.shape[-2:])
-        return function(state, query, key, value, **given | more)
+            options |= keywords(name, *query.shape[-2:])
+        return function(state, query, key, value, **options | more)
 
     return step
 
@@ -349,14 +349,14 @@ def assert_extremes(
     Of a hundredfold input the outputs are finite: products of small features, which
     float64 knows, are zero in float32.
     """
-    for kind, given in extremes(name, *arrays).items():
-        out, gradients = pulled_back(*given)
+    for kind, edges in extremes(name, *arrays).items():
+        out, gradients = pulled_back(*edges)
         for array in (out, *gradients):
             assert np.isfinite(np.asarray(array)).all(), kind
         if kind == "hundredfold":
             continue
         with np.errstate(over="ignore"):
-            expected = formula(*(x.astype("float64") for x in given))
+            expected = formula(*(x.astype("float64") for x in edges))
         error = np.abs(np.asarray(out, np.float64) - expected).max()
         assert error <= 1e-4 * np.abs(expected).max(), kind
 

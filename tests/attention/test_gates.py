@@ -24,8 +24,8 @@ def test_every_activation_has_a_formula() -> None:
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_activations(name: str) -> None:
-    found = activate(name, jnp.asarray(X, jnp.float32))
-    np.testing.assert_allclose(found, FORMULAS[name], rtol=1e-5)
+    actual = activate(name, jnp.asarray(X, jnp.float32))
+    np.testing.assert_allclose(actual, FORMULAS[name], rtol=1e-5)
     half = activate(name, jnp.asarray(X, jnp.bfloat16))
     assert half.dtype == jnp.bfloat16
     # Rounded once, at the end.

@@ -140,10 +140,10 @@ def test_what_cannot_be_resolved(spec, parts: tuple[str, ...]) -> None:
 def test_accepted_keywords() -> None:
     assert attention.accepted_keywords(_mine) == {"mask", "width"}
     assert attention.accepted_keywords(lambda q, k, v, **more: v) is None
-    own = attention.accepted_keywords(attention.softmax_attention)
-    assert own is not None
-    assert {"mask", "is_causal", "implementation"} <= own
-    assert not {"max_length", "dropout_rate"} & own
+    accepted = attention.accepted_keywords(attention.softmax_attention)
+    assert accepted is not None
+    assert {"mask", "is_causal", "implementation"} <= accepted
+    assert not {"max_length", "dropout_rate"} & accepted
     assert attention.accepted_keywords(_Callable()) == frozenset()
     assert attention.accepted_keywords(lambda q, k, v, /, *, mask: v) == {"mask"}
 

@@ -43,18 +43,18 @@ def test_every_kind_of_part_and_then_none_again(tmp_path, monkeypatch, capsys) -
     benchmark.main(command)
     capsys.readouterr()
     values = read(tmp_path)
-    found = {part["name"]: part for part in values["parts"]}
-    assert list(found) == [part.name for part in parts.PARTS]
-    assert values["complete"] and found["kernels"]["status"] == "skipped"
-    assert "on this machine" in found["kernels"]["reason"]
-    errors = found["correctness"]["found"]["rows"]
+    by_name = {part["name"]: part for part in values["parts"]}
+    assert list(by_name) == [part.name for part in parts.PARTS]
+    assert values["complete"] and by_name["kernels"]["status"] == "skipped"
+    assert "on this machine" in by_name["kernels"]["reason"]
+    errors = by_name["correctness"]["found"]["rows"]
     assert [(x["causal"], x["dtype"]) for x in errors] == [
         (causal, dtype) for causal in (False, True) for dtype in correctness.TOLERANCES
     ]
     assert all(row["holds"] and row["output"] > 0 for row in errors)
-    (row,) = found["times-causal"]["found"]["rows"]
+    (row,) = by_name["times-causal"]["found"]["rows"]
     assert row["status"] == "measured" and row["causal"]
-    assert found["listops"]["found"]["steps"] == 10
+    assert by_name["listops"]["found"]["steps"] == 10
     page = (tmp_path / "accelerator.md").read_text()
     assert "which holds for 4 of 4 comparisons" in page
     assert str(tmp_path / "parts") not in page

@@ -24,7 +24,7 @@ def test_the_page(tmp_path) -> None:
     error = {"attention": "flow", "causal": True, "rows": "padded"}
     error |= {"status": "measured"}
     error |= {"output": 1e-6, "gradients": 2e-6}
-    found = {
+    measured_parts = {
         "correctness": {
             "tolerances": correctness.TOLERANCES,
             "rows": [
@@ -54,9 +54,9 @@ def test_the_page(tmp_path) -> None:
     run = {"attention": "cosformer", "preset": "tiny", "test_accuracy_best": 25.0}
     run |= {"task": "lm", "test_bits_per_byte_best": 5.6, "test_examples": 560}
     run |= {"steps": 10, "steps_per_second": 25.5, "seconds": 4.0}
-    found["lm"] = run | {"parameters": 9, "peak_memory_bytes": None}
+    measured_parts["lm"] = run | {"parameters": 9, "peak_memory_bytes": None}
     ended = {"status": "done", "reason": None, "seconds": 3.0}
-    listed = [{"name": name, "found": x} | ended for name, x in found.items()]
+    listed = [{"name": name, "found": x} | ended for name, x in measured_parts.items()]
     listed.append(
         {"name": "listops", "status": "failed", "reason": "ended by SIGSEGV: x"}
         | {"seconds": 9.0, "found": {}}

@@ -38,9 +38,9 @@ def test_the_floor_is_the_slower_of_moving_and_computing() -> None:
 
 
 def test_the_machine_is_measured() -> None:
-    found = measure_roofline(["float32"], copy_bytes=4096, matmul_size=8, repeats=2)
-    assert 0 < found.bytes_per_second < math.inf
-    assert 0 < found.flops_per_second["float32"] < math.inf
+    measured = measure_roofline(["float32"], copy_bytes=4096, matmul_size=8, repeats=2)
+    assert 0 < measured.bytes_per_second < math.inf
+    assert 0 < measured.flops_per_second["float32"] < math.inf
 
 
 def test_a_share_beyond_the_roofline_is_not_shown() -> None:

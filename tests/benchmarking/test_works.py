@@ -15,8 +15,8 @@ def test_options_that_only_set_widths_are_not_passed_over() -> None:
 
 
 def test_decoding_has_gates_and_a_cache_of_its_dtype() -> None:
-    given = make_work(case("gla", "decode")).make()[1]
-    assert given["log_decay"].shape == given["gate"].shape == (2, 2, 4)
+    arrays = make_work(case("gla", "decode")).make()[1]
+    assert arrays["log_decay"].shape == arrays["gate"].shape == (2, 2, 4)
     state = make_work(case("softmax", "decode", dtype="bfloat16")).make()[0]
     assert state.key.dtype == state.value.dtype == jnp.bfloat16
     (row,) = run([case("gla", "decode")]).rows
@@ -35,8 +35,8 @@ def test_decoding_has_gates_and_a_cache_of_its_dtype() -> None:
 def test_gates_and_parameters_have_gradients(attention: str, learned: set[str]) -> None:
     """But not Performer's random features, which are not trained."""
     work = make_work(case(attention, "forward+backward"))
-    _, (own, *inputs) = jax.eval_shape(work.function, *work.make())
-    assert set(own) == learned
+    _, (parameters, *inputs) = jax.eval_shape(work.function, *work.make())
+    assert set(parameters) == learned
     assert len(inputs) == 3
 
 

@@ -219,8 +219,8 @@ def test_the_disk_fills_up(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    wanted = r"^--data.dir: expected a folder that can be written, got .*file"
-    with pytest.raises(ValueError, match=wanted):
+    refusal = r"^--data.dir: expected a folder that can be written, got .*file"
+    with pytest.raises(ValueError, match=refusal):
         listops.prepare(tmp_path / "file" / "data", **FEW_TREES)
 
 
@@ -241,8 +241,8 @@ def test_too_few_examples(tmp_path, monkeypatch):
 def test_tokens_that_a_model_cannot_read(tmp_path, monkeypatch, tokens, got):
     examples = itertools.repeat((np.array(tokens, np.uint8), 1))
     monkeypatch.setattr(listops, "_trees", lambda *_: examples)
-    wanted = f"train example 1: expected ids below .* in tokens, got {got}"
-    with pytest.raises(ValueError, match=wanted):
+    refusal = f"train example 1: expected ids below .* in tokens, got {got}"
+    with pytest.raises(ValueError, match=refusal):
         listops.prepare(tmp_path, **FEW_TREES)
 
 

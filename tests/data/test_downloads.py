@@ -44,12 +44,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     handler = type("Own", (Handler,), {"requests": []})
-    own = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=own.serve_forever, args=(0.01,), daemon=True)
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
     thread.start()
-    yield handler, f"http://127.0.0.1:{own.server_address[1]}"
-    own.shutdown()
-    own.server_close()
+    yield handler, f"http://127.0.0.1:{httpd.server_address[1]}"
+    httpd.shutdown()
+    httpd.server_close()
     thread.join()
 
 

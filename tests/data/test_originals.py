@@ -81,8 +81,8 @@ def test_a_review_that_occurs_often_is_in_one_split(tmp_path):
 
 def test_validation_reviews_of_its_own(tmp_path):
     files = originals.imdb_reviews()
-    own = {name.replace("/test/", "/valid/"): x for name, x in files.items()}
-    folder = originals.write(tmp_path / "folder", files | own)
+    renamed = {name.replace("/test/", "/valid/"): x for name, x in files.items()}
+    folder = originals.write(tmp_path / "folder", files | renamed)
     dataset = text.prepare(tmp_path / "data", path=folder)
     assert [dataset.num_examples(s) for s in dataset.splits] == [40, 16, 16]
     assert texts(dataset, "valid") == texts(dataset, "test")
@@ -127,8 +127,8 @@ def test_hidden_files_are_no_reviews(tmp_path, imdb):
     files = originals.imdb_reviews() | forks
     archive = originals.imdb_archive(tmp_path / "again.tar.gz", files)
     for place in (archive, originals.write(tmp_path / "folder", files)):
-        found = text.prepare(tmp_path / "data", path=place)
-        assert found.fingerprint == whole.fingerprint
+        actual = text.prepare(tmp_path / "data", path=place)
+        assert actual.fingerprint == whole.fingerprint
 
 
 def test_a_folder_gives_what_its_archive_gives(tmp_path, imdb, cifar):
@@ -146,8 +146,8 @@ def test_a_folder_gives_what_its_archive_gives(tmp_path, imdb, cifar):
     folder = originals.write(tmp_path / "images", originals.cifar_files())
     pictures = image.prepare(tmp_path / "data", path=cifar)
     for place in (folder, folder / "cifar-10-batches-bin"):
-        found = image.prepare(tmp_path / "data", path=place)
-        assert found.fingerprint == pictures.fingerprint
+        actual = image.prepare(tmp_path / "data", path=place)
+        assert actual.fingerprint == pictures.fingerprint
 
 
 def test_nothing_leaves_the_folder(tmp_path):
@@ -211,8 +211,8 @@ def test_retrieval(tmp_path, aan, place):
     assert dataset.sequences == ("tokens_1", "tokens_2")
     for split, name in (("train", "train"), ("valid", "eval"), ("test", "test")):
         lines = (folder / f"new_aan_pairs.{name}.tsv").read_bytes().splitlines()
-        found = examples(dataset, split)
-        for line, (one, two, label) in zip(lines, found, strict=True):
+        actual = examples(dataset, split)
+        for line, (one, two, label) in zip(lines, actual, strict=True):
             columns = line.split(b"\t")
             assert float(columns[0]) == label
             assert (one.tobytes(), two.tobytes()) == (columns[3][:30], columns[4][:30])

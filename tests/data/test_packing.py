@@ -20,11 +20,13 @@ def test_every_example_is_there_once(multiple: int) -> None:
     assert rows == {1: 5, 3: 6}[multiple]
     assert examples % 4 == 0
     assert made["tokens"].shape == made["segment_ids"].shape == (rows, 10)
-    found = {}
+    documents = {}
     for row, number in np.argwhere(made["labels"] >= 0).tolist():
-        own = made["segment_ids"][row] == number + 1
-        found[int(made["labels"][row, number])] = made["tokens"][row, own].tolist()
-    assert found == {
+        inside = made["segment_ids"][row] == number + 1
+        documents[int(made["labels"][row, number])] = made["tokens"][
+            row, inside
+        ].tolist()
+    assert documents == {
         label: tokens[label, :size].tolist() for label, size in enumerate(lengths)
     }
     assert not made["tokens"][made["segment_ids"] == 0].any()

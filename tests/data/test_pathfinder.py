@@ -64,9 +64,9 @@ def test_easier_levels_come_first_and_leave_the_others_alone(tmp_path):
         "valid": [(alone["hard"], "valid")],
         "test": [(alone["hard"], "test")],
     }.items():
-        wanted = [x["tokens"] for d, name in sources for x in d.source(name)]
-        found = [x["tokens"] for x in both.source(split)]
-        np.testing.assert_array_equal(found, wanted)
+        expected_tokens = [x["tokens"] for d, name in sources for x in d.source(name)]
+        actual = [x["tokens"] for x in both.source(split)]
+        np.testing.assert_array_equal(actual, expected_tokens)
     # As many distractors in every level are other images than LRA's number for each.
     fives = pathfinder.prepare(
         tmp_path, level="hard", easier=("easy",), num_distractors=5, **settings

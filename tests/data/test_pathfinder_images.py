@@ -90,15 +90,15 @@ def test_bytes_do_not_depend_on_the_processes():
 @pytest.fixture
 def drawn(monkeypatch):
     """The contents of the images drawn last."""
-    found = {}
+    arrays = {}
     draw = pathfinder_images._draw
 
     def spy(settings, tables, scene):
-        found.update(scene._asdict(), pad=tables.pad)
+        arrays.update(scene._asdict(), pad=tables.pad)
         return draw(settings, tables, scene)
 
     monkeypatch.setattr(pathfinder_images, "_draw", spy)
-    return found
+    return arrays
 
 
 def test_a_label_says_whether_one_snake_joins_the_markers(drawn):

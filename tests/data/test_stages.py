@@ -52,8 +52,8 @@ def test_groups_come_one_after_another():
     stages = choose_groups((0.2, 0.5), 6, 10)
     plan = StagedPlan(stages, LENGTHS[:6], buckets=(9,), batch_size=2, seed=0)
     assert len(plan) == 10
-    found = [set(plan[step].ids.tolist()) for step in range(10)]
-    assert found == [{0, 1}] * 2 + [{2, 3}] * 3 + [{4, 5}] * 5
+    examples_by_step = [set(plan[step].ids.tolist()) for step in range(10)]
+    assert examples_by_step == [{0, 1}] * 2 + [{2, 3}] * 3 + [{4, 5}] * 5
 
 
 def test_a_stage_needs_a_batch_of_examples():

@@ -328,8 +328,8 @@ def test_batches_hold_the_answers_of_their_rows():
         parts = (batch[n] for n in ("tokens", "lengths", "positions", "labels"))
         for tokens, length, positions, labels in zip(*parts, strict=True):
             answers = book[tuple(tokens[:length].tolist())]
-            found = {p: x for p, x in zip(positions, labels, strict=True) if x >= 0}
-            assert found == answers
+            actual = {p: x for p, x in zip(positions, labels, strict=True) if x >= 0}
+            assert actual == answers
             seen += 1
     assert seen == 480
 

@@ -49,10 +49,10 @@ def test_parts_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mesh.parts(4) is None
     with jax.sharding.use_abstract_mesh(made(AxisType.Explicit, data=2)):
         assert mesh.parts(4) is None
-    found = []
+    counts = []
 
     def local(x: jax.Array) -> jax.Array:
-        found.append(mesh.parts(3))
+        counts.append(mesh.parts(3))
         return x
 
     for names in ({"data", "seq"}, {"data"}):
@@ -62,7 +62,7 @@ def test_parts_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
             local, mesh=both, in_specs=spec, out_specs=spec, axis_names=names
         )
         jax.eval_shape(jax.jit(inside), jnp.zeros(3))
-    assert found == [1, None]
+    assert counts == [1, None]
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     assert mesh.parts(3) == 1
 

@@ -59,8 +59,8 @@ def call(name: str, implementation: str = "native", **more: Any) -> Any:
     if name == "gla" and implementation == "xla":
         # Each distance within a chunk is compiled separately.
         more = {"chunking": Chunking(4)} | more
-    given = functools.partial(function, implementation=implementation, **more)
-    return functools.partial(gated, name, given) if name in GATED else given
+    attend = functools.partial(function, implementation=implementation, **more)
+    return functools.partial(gated, name, attend) if name in GATED else attend
 
 
 def gated(name: str, function: Any, *arrays: jax.Array) -> jax.Array:
@@ -254,12 +254,12 @@ def test_padding(name: str, is_causal: bool) -> None:
     hidden = ~mask[:, :, None, None]
     slopes = np.where(hidden, 0, np.random.default_rng(1).normal(size=q.shape))
     rows = {"query_mask": mask} if name == "flow" else {}
-    given = call(name, mask=mask, is_causal=is_causal, **more, **rows)
-    clean = pulled_back(given, (q, k, v), slopes)
+    attend = call(name, mask=mask, is_causal=is_causal, **more, **rows)
+    clean = pulled_back(attend, (q, k, v), slopes)
     spoilt = [np.where(hidden, np.float32("nan"), x) for x in (q, k, v)]
     if name != "flow":  # Only Flow's queries have a mask.
         spoilt[0] = q
-    for one, two in zip(pulled_back(given, spoilt, slopes), clean, strict=True):
+    for one, two in zip(pulled_back(attend, spoilt, slopes), clean, strict=True):
         np.testing.assert_array_equal(one, two)
     for slope in clean[2:]:
         assert not np.asarray(slope)[hidden.repeat(2, 2).repeat(8, 3)].any()
@@ -487,8 +487,8 @@ def test_auto_takes_them_where_they_are_faster(
 ) -> None:
     def taken(shape: tuple, dtype: str = "float32", **more: Any) -> bool:
         x = jax.ShapeDtypeStruct(shape, dtype)
-        given = {"implementation": "auto", "is_causal": True} | more
-        return "ffi_call" in str(jax.make_jaxpr(call(name, **given))(x, x, x))
+        keywords = {"implementation": "auto", "is_causal": True} | more
+        return "ffi_call" in str(jax.make_jaxpr(call(name, **keywords))(x, x, x))
 
     large = 1, 1024, 4, 8
     assert not taken(large)  # There are two devices.

@@ -258,9 +258,9 @@ def test_lowers_inside_shard_map(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_know_the_formulas_feature_maps() -> None:
     x = jnp.linspace(-3.0, 3.0, 12)
     assert set(MAPS) <= set(FEATURE_MAPS)
-    for name, found in MAPS.items():
-        phi, (value, slope) = FEATURE_MAPS[name], found(x)
+    for name, formula in MAPS.items():
+        phi, (value, slope) = FEATURE_MAPS[name], formula(x)
         assert_close(value, phi(x), 1e-6)
         assert_close(slope, jax.vmap(jax.grad(phi))(x), 1e-6)
         dead = jnp.asarray(DEAD.get(name, 0.0))
-        assert not found(dead)[0]
+        assert not formula(dead)[0]

@@ -42,9 +42,9 @@ def test_ids_beyond_the_vocabulary_give_nan():
 
     (_, out), gradients = nnx.value_and_grad(loss, has_aux=True)(layer)
     assert jnp.isnan(out).all(-1).tolist() == [[False, True, True]]
-    found, expected = gradients["tables"][1], layer.matrices[1][...].sum(1)
-    np.testing.assert_allclose(found[...][:2], 0)
-    np.testing.assert_allclose(found[...][2], expected, rtol=0.02)
+    actual, expected = gradients["tables"][1], layer.matrices[1][...].sum(1)
+    np.testing.assert_allclose(actual[...][:2], 0)
+    np.testing.assert_allclose(actual[...][2], expected, rtol=0.02)
 
 
 def test_a_language_model_with_rare_words():

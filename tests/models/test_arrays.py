@@ -41,9 +41,9 @@ def test_dtypes_and_numbers_come_back(tmp_path: Path) -> None:
     tree = {kind: jnp.ones(2, kind) for kind in kinds} | {"number": 3, "switch": True}
     file = tmp_path / "all.safetensors"
     models.save_arrays(file, tree)
-    found = models.load_arrays(file, tree)
-    jax.tree.map(np.testing.assert_array_equal, found, tree)
-    assert {kind: found[kind].dtype.name for kind in kinds} == {
+    loaded = models.load_arrays(file, tree)
+    jax.tree.map(np.testing.assert_array_equal, loaded, tree)
+    assert {kind: loaded[kind].dtype.name for kind in kinds} == {
         kind: kind for kind in kinds
     }
     with pytest.raises(ValueError, match=r"expected number of float32\[\], got int32"):

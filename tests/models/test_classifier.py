@@ -173,7 +173,7 @@ def test_layers_differ_and_seeds_repeat():
 def projections(model) -> list[dict[str, tuple[int, ...]]]:
     """Shapes of the mechanism's own arrays, block by block."""
     blocks = (block.attention.parameters for block in model.encoder.blocks)
-    return [{name: p.shape for name, p in own.items()} for own in blocks]
+    return [{name: p.shape for name, p in arrays.items()} for arrays in blocks]
 
 
 def test_layerwise_sharing_is_one_matrix_for_all_blocks():
@@ -183,12 +183,12 @@ def test_layerwise_sharing_is_one_matrix_for_all_blocks():
     apart = classifier(
         "linformer", num_layers=3, attention_options=options | {"sharing": "key_value"}
     )
-    assert [len(own) for own in projections(apart)] == [1, 1, 1]
+    assert [len(group) for group in projections(apart)] == [1, 1, 1]
     state = nnx.to_pure_dict(nnx.state(model))
     blocks = state["encoder"]["blocks"]
-    own = blocks[0]["attention"]["parameters"]
+    group = blocks[0]["attention"]["parameters"]
     for index in (1, 2):
-        blocks[index]["attention"]["parameters"] = own
+        blocks[index]["attention"]["parameters"] = group
     graph, abstract = nnx.split(apart)
     nnx.replace_by_pure_dict(abstract, state)
     expected = logits(nnx.merge(graph, abstract), tokens(), LENGTHS)
@@ -199,7 +199,10 @@ def test_a_size_for_each_block():
     model = classifier(
         "linformer", num_layers=2, attention_options={"features": (6, 3)}
     )
-    assert [own["key_projection"] for own in projections(model)] == [(6, 16), (3, 16)]
+    assert [group["key_projection"] for group in projections(model)] == [
+        (6, 16),
+        (3, 16),
+    ]
     assert np.isfinite(logits(model, tokens(), LENGTHS)).all()
 
 

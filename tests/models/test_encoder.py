@@ -35,11 +35,11 @@ def test_the_norms_are_before_the_branches_or_after_the_sums(post_norm: bool) ->
     x = jax.random.normal(jax.random.key(0), (2, 6, 8))
     if post_norm:
         middle = normal(x + block.attention(x))
-        wanted = normal(middle + mlp(middle))
+        expected = normal(middle + mlp(middle))
     else:
         middle = x + block.attention(normal(x))
-        wanted = middle + mlp(normal(middle))
-    assert_close(block(x, None), wanted)
+        expected = middle + mlp(normal(middle))
+    assert_close(block(x, None), expected)
     rows = model(TOKENS)
     assert_close(rows, normal(rows), 1e-4)
     assert (model.norm is None) == post_norm
@@ -69,8 +69,8 @@ def test_rates_of_dropout(settings: dict[str, Any], rates: tuple[float, ...]) ->
         settings = settings | {"mlp_options": {"keys": 4, "heads": 1, "top": 2}}
     model = encoder(**settings)
     block: Any = model.blocks[0]
-    found = model.dropout.rate, block.dropout.rate, block.mlp.dropout.rate
-    assert found == rates
+    actual = model.dropout.rate, block.dropout.rate, block.mlp.dropout.rate
+    assert actual == rates
 
 
 @pytest.mark.parametrize("cls_token", [False, True])

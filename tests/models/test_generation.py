@@ -55,8 +55,8 @@ def test_parts_give_what_the_whole_gives(mechanism, settings):
         chosen = tokens[np.arange(2), lengths + t]
         logits, state = helpers.call_model(decoding.step, model, state, chosen)
         for i in range(2):
-            wanted = whole[i][lengths[i] + t]
-            np.testing.assert_allclose(logits[i], wanted, atol=2e-5)
+            expected = whole[i][lengths[i] + t]
+            np.testing.assert_allclose(logits[i], expected, atol=2e-5)
     np.testing.assert_array_equal(state.position, lengths + 2)
 
 
@@ -108,10 +108,12 @@ def test_a_probability_of_one_keeps_every_token():
 def test_a_tiny_temperature_takes_the_most_probable_token(top_p: float | None) -> None:
     """Logits above 0 over it would be infinite, and the first of them would win."""
     model, prompts = decoder("linear"), [np.array([1, 5]), np.array([7])]
-    wanted = models.generate(model, prompts, 4, temperature=0)
+    expected = models.generate(model, prompts, 4, temperature=0)
     for temperature in (1e-39, 1e-300):
-        found = models.generate(model, prompts, 4, temperature=temperature, top_p=top_p)
-        np.testing.assert_array_equal(found, wanted)
+        actual = models.generate(
+            model, prompts, 4, temperature=temperature, top_p=top_p
+        )
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +150,9 @@ def test_padding_of_a_prompt_may_be_anywhere(
     further, _ = helpers.call_model(decoding.step, model, state, chosen)
     for i, real in enumerate(mask):
         alone = np.append(tokens[i, real], chosen[i])
-        wanted = helpers.call_model(type(model).__call__, model, alone[None])[0]
-        np.testing.assert_allclose(logits[i], wanted[-2], atol=2e-5)
-        np.testing.assert_allclose(further[i], wanted[-1], atol=2e-5)
+        expected = helpers.call_model(type(model).__call__, model, alone[None])[0]
+        np.testing.assert_allclose(logits[i], expected[-2], atol=2e-5)
+        np.testing.assert_allclose(further[i], expected[-1], atol=2e-5)
 
 
 def test_a_prompt_has_a_token() -> None:
@@ -172,11 +174,11 @@ def test_a_stream_ends_where_its_positions_do(positions):
     """Beyond the table every position would have the last one's row."""
     model = decoder("linear", positions=positions, num_layers=1, max_length=3)
     tokens = jnp.zeros((2, 4), int)
-    wanted = "^tokens: expected at most max_length=3 positions in a stream, got 4"
-    with pytest.raises(ValueError, match=wanted):
+    expected = "^tokens: expected at most max_length=3 positions in a stream, got 4"
+    with pytest.raises(ValueError, match=expected):
         decoding.prefill(model, tokens)
     _, state = decoding.prefill(model, tokens[:, :3])
-    with pytest.raises(ValueError, match=wanted):
+    with pytest.raises(ValueError, match=expected):
         decoding.step(model, state, tokens[:, 0])
     late, _ = helpers.call_model(decoding.step, model, state, tokens[:, 0])
     assert np.isnan(late).all()  # Positions are traced, and cannot be checked.
@@ -223,8 +225,8 @@ def test_embeddings_and_logits_are_tied():
     assert not any("logits" in name for name in names)
     x = jnp.ones((1, 8))
     assert isinstance(model.encoder.embed, nnx.Embed)
-    wanted = x @ model.encoder.embed.embedding[...].T
-    np.testing.assert_allclose(model.compute_logits(x), wanted, rtol=1e-6)
+    expected = x @ model.encoder.embed.embedding[...].T
+    np.testing.assert_allclose(model.compute_logits(x), expected, rtol=1e-6)
     with pytest.raises(ValueError, match=r"^is_causal: expected True"):
         decoder(is_causal=False)
 

@@ -29,8 +29,8 @@ def assert_gradients_agree(make: Any, loss: Any, *names: str) -> None:
 
     def gradients(dtype: Any) -> dict[str, np.ndarray]:
         graph, params, rest = nnx.split(make(dtype), nnx.Param, ...)
-        found = jax.jit(jax.grad(lambda p: loss(nnx.merge(graph, p, rest))))(params)
-        leaves, _ = jax.tree_util.tree_flatten_with_path(found)
+        slopes = jax.jit(jax.grad(lambda p: loss(nnx.merge(graph, p, rest))))(params)
+        leaves, _ = jax.tree_util.tree_flatten_with_path(slopes)
         return {jax.tree_util.keystr(k): np.asarray(leaf) for k, leaf in leaves}
 
     exact, half = gradients(None), gradients(jnp.bfloat16)
@@ -89,8 +89,8 @@ def test_a_class_vector_and_masked_tokens() -> None:
             return model.encoder
 
         def loss(encoder: Any, reads: Any = reads) -> jax.Array:
-            given = {"hidden": hidden} if reads else {}
-            out = encoder(tokens, **given).astype(jnp.float32)
+            options = {"hidden": hidden} if reads else {}
+            out = encoder(tokens, **options).astype(jnp.float32)
             return (out * jnp.arange(1.0, 9.0)[None, None]).sum()
 
         names = ("hidden", "positions") if reads else ("cls", "embed")
@@ -127,8 +127,8 @@ def test_a_short_convolution(kind: str) -> None:
             out = nnx.merge(graph, params)(jnp.asarray(x, dtype), None, label)
             return (out.astype(jnp.float32) * slope.astype(np.float32)).sum()
 
-        found = jax.jit(jax.grad(loss))(params)
-        return {name: np.asarray(found[name][...]) for name in ("kernel", "bias")}
+        slopes = jax.jit(jax.grad(loss))(params)
+        return {name: np.asarray(slopes[name][...]) for name in ("kernel", "bias")}
 
     exact, half = gradients(jnp.float32), gradients(jnp.bfloat16)
     for name, expected in exact.items():

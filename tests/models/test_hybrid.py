@@ -160,15 +160,15 @@ def test_an_attention_of_ones_own_in_a_hybrid(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.syspath_prepend(tmp_path)
     code = "def plain(query, key, value):\n    return value\n"
     (tmp_path / "mine_in_a_hybrid.py").write_text(code)
-    own = "mine_in_a_hybrid:plain"
-    config = get_preset("listops", attention=own).replace(
-        model={"hybrid": f"hgrn,{own}"}
+    spec = "mine_in_a_hybrid:plain"
+    config = get_preset("listops", attention=spec).replace(
+        model={"hybrid": f"hgrn,{spec}"}
     )
     encoder = TransformerEncoder(
         11, config=encoder_config(config), rngs=nnx.Rngs(params=0)
     )
-    assert _names(encoder) == ["hgrn", own]
-    other = config.replace(model={"hybrid": f"hgrn,{own},another_module:plain"})
+    assert _names(encoder) == ["hgrn", spec]
+    other = config.replace(model={"hybrid": f"hgrn,{spec},another_module:plain"})
     assert_rejects(lambda: encoder_config(other), "--model.hybrid", "another_module")
 
 
@@ -176,8 +176,8 @@ def test_an_attention_of_ones_own_is_not_taken_for_one_of_the_same_name() -> Non
     def hgrn(query: Any, key: Any, value: Any) -> Any:
         return value
 
-    own = functools.partial(_encoder, "hgrn", "cosformer", mechanism=hgrn)
-    assert_rejects(own, "hybrid")
+    spec = functools.partial(_encoder, "hgrn", "cosformer", mechanism=hgrn)
+    assert_rejects(spec, "hybrid")
     encoder = _encoder(hgrn, "cosformer", mechanism=hgrn)
     assert encoder.blocks[0].attention.mechanism.foreign
 

@@ -119,9 +119,9 @@ def test_rotations_are_as_wide_as_their_input():
         got = rotate(jnp.asarray(x))
         angles = np.arange(300)[None, :, None]
         pairs = (x[..., 0] + 1j * x[..., 1]) * np.exp(1j * angles)
-        wanted = np.stack([pairs.real, pairs.imag], -1)
+        expected_turned = np.stack([pairs.real, pairs.imag], -1)
         assert got.dtype == np.float64
-        np.testing.assert_allclose(got, wanted, atol=1e-12)
+        np.testing.assert_allclose(got, expected_turned, atol=1e-12)
 
 
 def test_rotary_positions_are_those_of_one_sequence():

@@ -63,10 +63,10 @@ def test_a_packed_row_equals_its_documents():
     layer = _layer()
     out, pull = jax.vjp(lambda x: layer(x, segment_ids=ids), x)
     (grad,) = pull(jnp.where(ids[:, :, None] > 0, weights, 0))
-    for own in (slice(0, 3), slice(3, 7), slice(7, 8)):
-        alone, pull = jax.vjp(layer, x[:, own])
-        assert_close(out[:, own], alone)
-        assert_close(grad[:, own], pull(weights[:, own])[0])
+    for columns in (slice(0, 3), slice(3, 7), slice(7, 8)):
+        alone, pull = jax.vjp(layer, x[:, columns])
+        assert_close(out[:, columns], alone)
+        assert_close(grad[:, columns], pull(weights[:, columns])[0])
 
 
 def test_statistics_are_wide_and_the_output_is_not():

@@ -36,25 +36,30 @@ def captured(model: Any, *arguments: Any) -> Any:
 @pytest.mark.parametrize("remat", [False, True])
 def test_compiled(remat):
     model = classifier(remat=remat)
-    out, found = helpers.call_model(captured, model, TOKENS, LENGTHS)
+    out, captured_values = helpers.call_model(captured, model, TOKENS, LENGTHS)
     np.testing.assert_allclose(
         out, helpers.call_model(SequenceClassifier.__call__, model, TOKENS, LENGTHS)
     )
-    found = nnx.to_pure_dict(found)["encoder"]["blocks"]
+    captured_values = nnx.to_pure_dict(captured_values)["encoder"]["blocks"]
     for index, block in enumerate(model.encoder.blocks):
         layer: Any = block.attention
-        named = {name: calls[0] for name, calls in found[index]["attention"].items()}
+        named = {
+            name: calls[0]
+            for name, calls in captured_values[index]["attention"].items()
+        }
         arrays = [named[name] for name in ("queries", "keys", "values")]
         assert [x.shape for x in arrays] == 3 * [(2, 7, 2, 4)]
         heads = linear_attention(*arrays, **named["keywords"])
         (x,), (mask,), (outputs,) = (
-            found[index][name] for name in ("inputs", "mask", "outputs")
+            captured_values[index][name] for name in ("inputs", "mask", "outputs")
         )
         np.testing.assert_array_equal(mask.sum(1), LENGTHS)
         x = x + layer.out(heads.reshape(2, 7, 8))
         x = x + block.mlp(block.mlp_norm(x))
         np.testing.assert_allclose(outputs, x, atol=1e-5)
-    np.testing.assert_array_equal(found[0]["outputs"][0], found[1]["inputs"][0])
+    np.testing.assert_array_equal(
+        captured_values[0]["outputs"][0], captured_values[1]["inputs"][0]
+    )
 
 
 def test_nothing_is_left_where_nothing_captures():

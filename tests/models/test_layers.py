@@ -78,8 +78,8 @@ def test_norms_in_double_precision() -> None:
         np.testing.assert_allclose(out.std(-1), 1, rtol=1e-5)
         heads = HeadNorm(2, 4, epsilon=0.0)(x.reshape(3, 1, 2, 4))
         square = np.square(x.reshape(3, 1, 2, 4)).mean(-1, keepdims=True)
-        wanted = x.reshape(3, 1, 2, 4) / np.sqrt(square)
-        np.testing.assert_allclose(heads, wanted, rtol=1e-14)
+        expected_heads = x.reshape(3, 1, 2, 4) / np.sqrt(square)
+        np.testing.assert_allclose(heads, expected_heads, rtol=1e-14)
 
 
 def test_sinusoidal_positions():

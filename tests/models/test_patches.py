@@ -15,12 +15,12 @@ GRID = (4, 6)
 
 
 def _model(**settings) -> SequenceClassifier:
-    given = {
+    sizes = {
         **{"mechanism": "linear", "num_layers": 1, "embed_dim": 8, "mlp_dim": 8},
         **{"num_heads": 1, "max_length": 24, "grid": GRID, "inputs": "linear"},
         **{"patch": 2, "rngs": nnx.Rngs(0)},
     }
-    return SequenceClassifier(256, 3, **given | settings)
+    return SequenceClassifier(256, 3, **sizes | settings)
 
 
 def _images(count: int = 2) -> np.ndarray:
@@ -29,11 +29,11 @@ def _images(count: int = 2) -> np.ndarray:
 
 def test_patches_are_squares_in_reading_order():
     image = jnp.arange(24)[None]
-    found = patches.cut(image, GRID, 2)
-    assert found.shape == (1, 6, 4)
-    np.testing.assert_array_equal(found[0, 0], [0, 1, 6, 7])
-    np.testing.assert_array_equal(found[0, 1], [2, 3, 8, 9])
-    np.testing.assert_array_equal(found[0, 5], [16, 17, 22, 23])
+    actual = patches.cut(image, GRID, 2)
+    assert actual.shape == (1, 6, 4)
+    np.testing.assert_array_equal(actual[0, 0], [0, 1, 6, 7])
+    np.testing.assert_array_equal(actual[0, 1], [2, 3, 8, 9])
+    np.testing.assert_array_equal(actual[0, 5], [16, 17, 22, 23])
 
 
 def test_the_input_is_a_projection_of_all_pixels_of_a_patch():
@@ -44,11 +44,11 @@ def test_the_input_is_a_projection_of_all_pixels_of_a_patch():
         parts = patches.cut(image, GRID, 2)
         return model.encoder.embed(parts / 255), model.encoder(image)
 
-    wanted, encoded = helpers.call_model(embedded, model, image)
+    expected, encoded = helpers.call_model(embedded, model, image)
     layer: Any = model.encoder.embed
     kernel, bias = layer.kernel[...], layer.bias[...]
     first = image[0].reshape(4, 6)[:2, 2:4].reshape(-1) / 255
-    np.testing.assert_allclose(wanted[0, 1], first @ kernel + bias, rtol=1e-5)
+    np.testing.assert_allclose(expected[0, 1], first @ kernel + bias, rtol=1e-5)
     assert encoded.shape == (2, 6, 8)
 
 
@@ -90,8 +90,8 @@ def test_a_patch_is_hidden_if_all_its_pixels_are():
     queries = np.asarray(queries[...])
     scores = np.einsum("td,qd->qt", np.asarray(rows)[0, 1:], queries) / 8**0.5
     share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    wanted = (share @ np.asarray(rows)[0, 1:]).reshape(-1)
-    np.testing.assert_allclose(pooled[0], wanted, rtol=1e-4)
+    expected = (share @ np.asarray(rows)[0, 1:]).reshape(-1)
+    np.testing.assert_allclose(pooled[0], expected, rtol=1e-4)
     assert bool(patches.any_real(jnp.asarray(other) > 0, GRID, 2)[0, 4])
     assert not bool(patches.any_real(jnp.asarray(other) > 0, GRID, 2)[0, 0])
 

@@ -176,8 +176,8 @@ def test_into_another_mechanism(tmp_path: Path) -> None:
         )
     )
     theirs = {path: x[...] for path, x in other}
-    own = {path for path in theirs if "parameters" in path}
-    assert own and theirs.keys() - own == {path for path, _ in same}
+    kept = {path for path in theirs if "parameters" in path}
+    assert kept and theirs.keys() - kept == {path for path, _ in same}
     for path, array in same:
         np.testing.assert_array_equal(array[...], theirs[path])
 
@@ -352,9 +352,9 @@ def test_what_a_mechanism_brings_along_is_new(mechanism: Any) -> None:
     trained = _of_ours()
     other = models.from_softmax(trained, mechanism)
     old, new = (nnx.to_flat_state(nnx.state(x, nnx.Param)) for x in (trained, other))
-    given, made = ({path: x[...] for path, x in state} for state in (old, new))
-    assert len(made) > len(given)
-    for path, array in given.items():
+    before, made = ({path: x[...] for path, x in state} for state in (old, new))
+    assert len(made) > len(before)
+    for path, array in before.items():
         np.testing.assert_array_equal(array, made[path])
 
 

@@ -68,9 +68,9 @@ def test_a_model_comes_back(tmp_path: Path, kind: Any, settings: Any) -> None:
     assert type(saved.model) is kind
     assert saved.config == model.encoder.config
     assert saved.about == {"note": 1}
-    wanted, got = (nnx.to_flat_state(nnx.state(x)) for x in (model, saved.model))
-    assert [path for path, _ in wanted] == [path for path, _ in got]
-    for (path, a), (_, b) in zip(wanted, got, strict=True):
+    expected, got = (nnx.to_flat_state(nnx.state(x)) for x in (model, saved.model))
+    assert [path for path, _ in expected] == [path for path, _ in got]
+    for (path, a), (_, b) in zip(expected, got, strict=True):
         assert type(a) is type(b), path
         np.testing.assert_array_equal(a[...], b[...])
 
@@ -141,19 +141,19 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         models.save(file, _classifier(num_layers=1))
 
 
-@pytest.mark.parametrize("found", ["{}", "[1]", '{"task": "listops"}', "no JSON"])
+@pytest.mark.parametrize("description", ["{}", "[1]", '{"task": "listops"}', "no JSON"])
 def test_another_file_is_not_replaced_by_a_description(
-    tmp_path: Path, found: str
+    tmp_path: Path, description: str
 ) -> None:
     """Such as the config.json of a run, by config.safetensors."""
     other = tmp_path / "config.json"
-    other.write_text(found)
+    other.write_text(description)
     with pytest.raises(
         ValueError, match=r"^file: expected .*, got .* next to config\.json, which"
     ):
         models.save(tmp_path / "config.safetensors", _classifier(num_layers=1))
     assert [x.name for x in tmp_path.iterdir()] == ["config.json"]
-    assert other.read_text() == found
+    assert other.read_text() == description
 
 
 @pytest.mark.parametrize(
@@ -212,12 +212,12 @@ def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
     models.save(file, model, raw=WORDS)
     saved = models.load(file)
     texts = ["a b ( c )", "b", "c c a b a", "a", "b a"]
-    found = saved.predict(texts, batch_size=2)
+    actual = saved.predict(texts, batch_size=2)
     for row, text in enumerate(texts):
         ids = np.array([["_abc".index(x) for x in text if x in "abc"]])
-        wanted = jax.nn.softmax(helpers.call_model(type(model).__call__, model, ids))
-        np.testing.assert_allclose(found.probabilities[row], wanted[0], rtol=1e-5)
-    np.testing.assert_array_equal(found.labels, found.probabilities.argmax(-1))
+        expected = jax.nn.softmax(helpers.call_model(type(model).__call__, model, ids))
+        np.testing.assert_allclose(actual.probabilities[row], expected[0], rtol=1e-5)
+    np.testing.assert_array_equal(actual.labels, actual.probabilities.argmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -235,14 +235,14 @@ def test_a_mean_over_padding_has_the_width_of_training(
     model = _classifier(padding="zeros", pooling="mean")
     saved = models.Saved(model, model.encoder.config, {"kind": "ids", **raw})
     examples = [[1, 2, 1], [2, 1, 2, 2, 1]]
-    found = saved.predict([*examples, examples[0]]).probabilities
+    actual = saved.predict([*examples, examples[0]]).probabilities
     for row, width in enumerate((*widths, widths[0])):
         tokens = np.zeros((1, width), np.int32)
-        own = examples[row % 2]
-        tokens[0, : len(own)] = own
-        lengths = np.array([len(own)])
+        content = examples[row % 2]
+        tokens[0, : len(content)] = content
+        lengths = np.array([len(content)])
         logits = helpers.call_model(type(model).__call__, model, tokens, lengths)
-        np.testing.assert_allclose(found[row], jax.nn.softmax(logits)[0], rtol=1e-5)
+        np.testing.assert_allclose(actual[row], jax.nn.softmax(logits)[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_images_are_not_padded(settings: dict[str, Any]) -> None:
     model = _classifier(grid=(4, 4), num_layers=1, **settings)
     raw = {"kind": "pixels", "shape": [4, 4]}
     image = np.zeros((4, 4), np.uint8)
-    found = models.Saved(model, model.encoder.config, raw).predict([image, image])
-    assert found.labels.shape == (2,)
+    actual = models.Saved(model, model.encoder.config, raw).predict([image, image])
+    assert actual.labels.shape == (2,)
 
 
 def test_what_is_no_list_of_examples() -> None:

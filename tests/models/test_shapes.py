@@ -100,8 +100,8 @@ def test_arrays_that_do_not_fit(call, name):
 def test_masks_of_numbers(dtype: Any) -> None:
     """As Flax makes them; also where they meet the documents of packed rows."""
     mask = MASK.at[1, 4].set(False)
-    given = mask.astype(dtype)
-    wide = given[:, None, None]
+    integers = mask.astype(dtype)
+    wide = integers[:, None, None]
     np.testing.assert_array_equal(layer()(X, mask=wide), layer()(X, mask=mask))
     for call in (
         lambda mask: layer()(X, mask=mask, segment_ids=ROWS),
@@ -109,7 +109,7 @@ def test_masks_of_numbers(dtype: Any) -> None:
         lambda mask: encoder()(TOKENS, mask, segment_ids=ROWS),
         lambda mask: InstanceNorm(8)(X, mask, ROWS),
     ):
-        np.testing.assert_array_equal(call(given), call(mask))
+        np.testing.assert_array_equal(call(integers), call(mask))
 
 
 @pytest.mark.parametrize(

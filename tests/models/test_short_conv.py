@@ -26,13 +26,13 @@ RNG = np.random.default_rng(0)
 def test_the_window(size: int, is_causal: bool, first: int):
     layer = ShortConv(2, size, is_causal=is_causal, rngs=nnx.Rngs(0))
     x = RNG.normal(size=(1, 6, 2)).astype("float32")
-    kernel, wanted = np.asarray(layer.kernel[...]), np.zeros((1, 6, 2))
+    kernel, expected = np.asarray(layer.kernel[...]), np.zeros((1, 6, 2))
     for t in range(6):
         for tap in range(size):
             if 0 <= t + first + tap < 6:
-                wanted[0, t] += kernel[tap] * x[0, t + first + tap]
+                expected[0, t] += kernel[tap] * x[0, t + first + tap]
     layer.bias[...] = jnp.ones(2)
-    assert_close(layer(x), wanted + 1)
+    assert_close(layer(x), expected + 1)
 
 
 def test_the_gradient_written_out_is_that_of_the_sum():
@@ -47,8 +47,8 @@ def test_the_gradient_written_out_is_that_of_the_sum():
     def ours(x, kernel):
         return convolve(x, kernel, 1)
 
-    got, wanted = (jax.vjp(f, x, kernel)[1](grad) for f in (ours, plain))
-    assert_close(got, wanted)
+    got, expected = (jax.vjp(f, x, kernel)[1](grad) for f in (ours, plain))
+    assert_close(got, expected)
 
 
 @pytest.mark.parametrize(("size", "first"), [(3, -1), (2, -1), (5, -2)])
@@ -56,13 +56,13 @@ def test_a_square_window(size: int, first: int):
     rows, columns = 3, 4
     layer = ShortConv(2, size, grid=(rows, columns), rngs=nnx.Rngs(0))
     x = RNG.normal(size=(2, rows, columns, 2)).astype("float32")
-    kernel, wanted = np.asarray(layer.kernel[...]), np.ones(x.shape)
+    kernel, expected = np.asarray(layer.kernel[...]), np.ones(x.shape)
     for row, column, i, j in np.ndindex(rows, columns, size, size):
         near = row + first + i, column + first + j
         if 0 <= near[0] < rows and 0 <= near[1] < columns:
-            wanted[:, row, column] += kernel[i, j] * x[:, *near]
+            expected[:, row, column] += kernel[i, j] * x[:, *near]
     layer.bias[...] = jnp.ones(2)
-    assert_close(layer(x.reshape(2, -1, 2)), wanted.reshape(2, -1, 2))
+    assert_close(layer(x.reshape(2, -1, 2)), expected.reshape(2, -1, 2))
 
 
 def test_hidden_positions_are_zeros_whatever_they_hold():
@@ -84,8 +84,8 @@ def test_norm_of_a_head_by_itself():
     norm = HeadNorm(2, 3)
     norm.gain[...] = jnp.asarray(RNG.normal(size=(2, 3)))
     x = RNG.normal(size=(1, 4, 2, 3))
-    wanted = x / np.sqrt((x**2).mean(-1, keepdims=True)) * np.asarray(norm.gain[...])
-    assert_close(norm(jnp.asarray(x)), wanted, 1e-4)
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True)) * np.asarray(norm.gain[...])
+    assert_close(norm(jnp.asarray(x)), expected, 1e-4)
 
 
 LAYERS = ("softmax", "linear", "cosformer", "flow", "linformer", "gla", "hgrn")

@@ -100,8 +100,8 @@ def test_bits_per_byte_count_the_ends_of_documents(finished, texts):
     size = dataset.num_bytes["test"]
     documents = dataset.num_targets("test") - size
     assert documents == len(dataset._streams["test"].starts) - 1
-    wanted = result["test_loss_best"] * (size + documents) / math.log(2) / size
-    assert result["test_bits_per_byte_best"] == pytest.approx(wanted)
+    expected = result["test_loss_best"] * (size + documents) / math.log(2) / size
+    assert result["test_bits_per_byte_best"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("tokenizer", ["words", "bpe"])
@@ -240,10 +240,10 @@ def test_a_text_that_a_tokenizer_cannot_read(flags, parts, tmp_path, capsys):
 
 def test_code_that_is_not_allowed_names_the_flag(tmp_path, capsys):
     sizes = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 32}
-    own = "helpers:values_only"
-    model = MaskedLM(258, mechanism=own, **sizes, rngs=nnx.Rngs(0))
+    spec = "helpers:values_only"
+    model = MaskedLM(258, mechanism=spec, **sizes, rngs=nnx.Rngs(0))
     save(tmp_path / "m.safetensors", model, raw=Bytes().raw)
     with pytest.raises(SystemExit) as stop:
         generate.main([f"--workdir={tmp_path / 'm.safetensors'}", "--tokens=2"])
-    wanted = f"--allow-code: expected True to import {own!r}"
-    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, wanted)
+    expected = f"--allow-code: expected True to import {spec!r}"
+    helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, expected)

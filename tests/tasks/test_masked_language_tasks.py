@@ -95,15 +95,15 @@ def test_a_large_vocabulary_has_the_same_loss(monkeypatch):
     batch = {"weights": jnp.array([1.0, 1.0, 0.0])}
 
     def sums(x):
-        found = language._sums(model, x, labels, batch)
-        return found["loss"], found
+        results = language._sums(model, x, labels, batch)
+        return results["loss"], results
 
-    found = []
+    results = []
     for large in (language._LARGE, 10):
         monkeypatch.setattr(language, "_LARGE", large)
         run = helpers.quick_jit(jax.value_and_grad(sums, has_aux=True))
-        found.append(run(x))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *found)
+        results.append(run(x))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *results)
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +151,9 @@ def test_a_classifier_begins_with_the_checkpoint(pretrained, table, tmp_path):
     task = get_task("finetune")
     model = task.make_model(config, task.prepare(config.data), nnx.Rngs(0))
     saved = models.load(run)
-    given = nnx.state(saved.model.encoder, nnx.Param)
-    own = nnx.state(model.encoder, nnx.Param)
-    jax.tree.map(np.testing.assert_array_equal, own, given)
+    loaded = nnx.state(saved.model.encoder, nnx.Param)
+    arrays = nnx.state(model.encoder, nnx.Param)
+    jax.tree.map(np.testing.assert_array_equal, arrays, loaded)
     assert train.run(config, quiet=True)["test_examples"] == 6
 
 
@@ -318,8 +318,8 @@ def test_only_ends_of_lines_end_a_row(encoding, end, tmp_path):
     file = tmp_path / "t.tsv"
     file.write_bytes((end.join(lines) + end).encode(encoding))
     dataset = prepare(path=str(file), max_length=32)
-    found = [x["tokens"] for split in dataset.splits for x in dataset.source(split)]
-    assert {x.tobytes() for x in map(np.uint8, found)} == {x.encode() for x in texts}
+    results = [x["tokens"] for split in dataset.splits for x in dataset.source(split)]
+    assert {x.tobytes() for x in map(np.uint8, results)} == {x.encode() for x in texts}
 
 
 def test_a_text_that_recurs_is_in_one_split(tmp_path):
@@ -327,11 +327,11 @@ def test_a_text_that_recurs_is_in_one_split(tmp_path):
     texts += [f"other {number}\ttwo" for number in range(20)]
     (tmp_path / "a.tsv").write_text("\n".join(["text\tlabel", *texts]))
     dataset = prepare(path=str(tmp_path / "a.tsv"), max_length=32)
-    found = {
+    results = {
         split: {row["tokens"].tobytes() for row in dataset.source(split)}
         for split in dataset.splits
     }
-    assert sum(map(len, found.values())) == 40
+    assert sum(map(len, results.values())) == 40
     assert sum(map(dataset.num_examples, dataset.splits)) == 60
 
 

@@ -57,8 +57,8 @@ def test_the_rows_of_a_suite_are_those_that_were_printed():
     tasks = [get_task(f"mad-{name}") for name in (*names, "selective-copy")]
     for model, mean in means.items():
         rows = [x for task in tasks for x in task.published if x.model == model]
-        found = sum(row.accuracy for row in rows) / 6
-        assert found == pytest.approx(mean, abs=0.06), model
+        average = sum(row.accuracy for row in rows) / 6
+        assert average == pytest.approx(mean, abs=0.06), model
     # Scaled accuracies, as printed.
     printed = {"parity": 3.126, "modular": 2.479, "modular-brackets": 1.052}
     for name, total in printed.items():

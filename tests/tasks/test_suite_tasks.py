@@ -204,8 +204,8 @@ def test_predictions_are_those_that_were_counted(tmp_path):
         np.argmax(helpers.call_model(type(model).__call__, model, *arrays), -1)
         for arrays in ([x[name] for name in model.INPUTS] for x in batches)
     ]
-    found = predictions(trainer, params, "test", RunConsole(0, quiet=True))
-    shown = [line["prediction"] for line in found]
+    lines = predictions(trainer, params, "test", RunConsole(0, quiet=True))
+    shown = [line["prediction"] for line in lines]
     assert shown == np.concatenate(expected)[:40].tolist()
 
 

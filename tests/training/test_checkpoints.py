@@ -197,8 +197,8 @@ def test_the_table_has_every_file(finished):
     known |= {f"{LATEST}/{name}" for name in STATE}
     known |= {f"checkpoints/latest/{STEPS - 10}/{name}" for name in STATE}
     known |= {f"{best}/{name}" for name in BEST}
-    found = {p.relative_to(finished.workdir) for p in finished.workdir.rglob("*")}
-    files = [p for p in found if (finished.workdir / p).is_file()]
+    paths = {p.relative_to(finished.workdir) for p in finished.workdir.rglob("*")}
+    files = [p for p in paths if (finished.workdir / p).is_file()]
     unknown = [p for p in files if not any(p.match(name) for name in known)]
     assert not [p for p in unknown if p.parts[0] not in ("events", "curves.png")]
     assert all(list(finished.workdir.glob(name)) for name in known)
@@ -280,9 +280,9 @@ def test_a_changed_setting_is_not_scored(shapes, copied):
     values["attention"] = "linear"
     (copied / "config.json").write_text(json.dumps(values))
     checkpoints = Checkpoints(copied, clean=False)
-    wanted = "a checkpoint of the run in config.json, got one of other settings"
+    refusal = "a checkpoint of the run in config.json, got one of other settings"
     for which in ("best", "last"):
-        with pytest.raises(ValueError, match=wanted):
+        with pytest.raises(ValueError, match=refusal):
             checkpoints.load_params(which, shapes.state)
     checkpoints.close()
 

@@ -79,8 +79,8 @@ def test_each_part_of_a_run_has_its_own_price(data_dir, dataset, tmp_path) -> No
     assert "(2 programs)" in facts["compiling"]
     timed = [line.partition(":")[0] for line in said if line.startswith("timed")]
     assert timed == [f"timed step {n} of 8" for n in range(1, 9)] * 2
-    found = re.findall(r"([\d.e-]+) s(?: of (\w+),?)? ", facts["a step"])
-    (*parts, (mean, _)) = found
+    times = re.findall(r"([\d.e-]+) s(?: of (\w+),?)? ", facts["a step"])
+    (*parts, (mean, _)) = times
     assert [name for _, name in parts] == ["pretraining", "training"]
     seconds = [float(one) for one, _ in parts]
     assert min(seconds) * 0.5 < float(mean) < max(seconds) * 2

@@ -30,10 +30,10 @@ def start_both(flags: list[str], first: str = "") -> list[subprocess.Popen[str]]
     """Both processes of a job, each with one CPU device; the first may be a script."""
     job = ["--distributed", f"--coordinator=127.0.0.1:{free_port()}"]
     job += ["--num-processes=2"]
-    own = [[*flags, *job, f"--process-id={index}"] for index in range(2)]
-    commands = [("-m", "lra_jax.train", *given) for given in own]
+    flag_lists = [[*flags, *job, f"--process-id={index}"] for index in range(2)]
+    commands = [("-m", "lra_jax.train", *arguments) for arguments in flag_lists]
     if first:
-        commands[0] = ("-c", first.replace("{flags}", repr(own[0])))
+        commands[0] = ("-c", first.replace("{flags}", repr(flag_lists[0])))
     return [
         helpers.start(
             *command,

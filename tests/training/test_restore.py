@@ -18,8 +18,8 @@ def test_a_run_predicts_raw_expressions(finished, dataset) -> None:
     saved = models.load(finished.workdir)
     assert saved.about["step"] == finished.result.best_step
     texts = [listops.decode(x["tokens"]) for x in dataset.source("test")]
-    found = saved.predict(texts, batch_size=15)
-    accuracy = 100 * np.mean(found.labels == dataset.labels("test"))
+    predictions = saved.predict(texts, batch_size=15)
+    accuracy = 100 * np.mean(predictions.labels == dataset.labels("test"))
     assert accuracy == pytest.approx(finished.result.test_accuracy_best)
 
 
@@ -32,13 +32,13 @@ def test_evaluate_writes_predictions_and_a_model(finished, dataset, tmp_path) ->
         save=str(file),
     )
     result = evaluate.run(config)
-    found = [json.loads(line) for line in lines.read_text().splitlines()]
-    assert [line["example"] for line in found] == list(range(45))
-    labels = [line["label"] for line in found]
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [line["example"] for line in records] == list(range(45))
+    labels = [line["label"] for line in records]
     assert labels == dataset.labels("test").tolist()
-    right = np.mean([line["label"] == line["prediction"] for line in found])
+    right = np.mean([line["label"] == line["prediction"] for line in records])
     assert 100 * right == pytest.approx(result["accuracy"])
-    chances = np.array([line["probabilities"] for line in found])
+    chances = np.array([line["probabilities"] for line in records])
     np.testing.assert_allclose(chances.sum(1), 1, atol=1e-4)
     texts = [listops.decode(x["tokens"]) for x in dataset.source("test")]
     saved = models.load(file).predict(texts, batch_size=15)
@@ -79,8 +79,8 @@ def test_files_that_evaluate_does_not_write(
     files = [*finished.workdir.iterdir(), tmp_path]
     before = [file.stat().st_mtime_ns for file in files]
     with pytest.raises(SystemExit) as stop:
-        given = flags.format(new=tmp_path, run=finished.workdir).split()
-        evaluate.main([f"--workdir={finished.workdir}", *given])
+        arguments = flags.format(new=tmp_path, run=finished.workdir).split()
+        evaluate.main([f"--workdir={finished.workdir}", *arguments])
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, words)
     assert [file.stat().st_mtime_ns for file in files] == before
 
@@ -99,10 +99,10 @@ def test_a_mean_over_padding_is_that_of_the_run(data_dir, tmp_path) -> None:
         dataset = session.trainer.dataset
     lines = tmp_path / "lines.jsonl"
     evaluate.run(evaluate.EvaluateConfig(str(tmp_path / "run"), predictions=str(lines)))
-    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
     texts = [listops.decode(x["tokens"]) for x in dataset.source("test")]
     saved = models.load(tmp_path / "run").predict(texts)
-    chances = [line["probabilities"] for line in found]
+    chances = [line["probabilities"] for line in records]
     np.testing.assert_allclose(saved.probabilities, chances, atol=1e-5)
 
 

@@ -79,14 +79,14 @@ def test_kernels_split_the_batch(data_dir, tmp_path, monkeypatch) -> None:
     """A run on two devices takes kernels by itself, each device for half a batch."""
     shapes = []
     monkeypatch.setattr(selection, "_CPU_POSITIONS", 1)
-    own = programs.call
+    plain = programs.call
 
     def call(name, shapes_of_results, *arguments, **more):
         shapes.append(shapes_of_results[0])
-        return own(name, shapes_of_results, *arguments, **more)
+        return plain(name, shapes_of_results, *arguments, **more)
 
     monkeypatch.setattr(programs, "call", call)
-    found = []
+    runs = []
     for name in ("auto", "xla"):
         config = helpers.tiny(
             *(data_dir, tmp_path / name),
@@ -97,11 +97,11 @@ def test_kernels_split_the_batch(data_dir, tmp_path, monkeypatch) -> None:
         with Session(config, quiet=True) as session:
             session.run()
         assert bool(len(shapes) > taken) == (name == "auto")
-        found.append(steps_and_losses(tmp_path / name))
+        runs.append(steps_and_losses(tmp_path / name))
     sizes = {config.train.batch_size, config.train.eval_batch_size}
     assert {shape[0] for shape in shapes} == {size // 2 for size in sizes}
     np.testing.assert_allclose(
-        *([line[2] for line in lines] for lines in found), rtol=1e-5
+        *([line[2] for line in lines] for lines in runs), rtol=1e-5
     )
 
 

@@ -70,9 +70,9 @@ def calls(tmp_path, monkeypatch):
     file = tmp_path / "run" / "calls.jsonl"
 
     def read():
-        found = [json.loads(line) for line in file.read_text().splitlines()]
+        records = [json.loads(line) for line in file.read_text().splitlines()]
         file.unlink()
-        return found
+        return records
 
     yield read
     sys.modules.pop("wandb", None)
@@ -81,14 +81,14 @@ def calls(tmp_path, monkeypatch):
 def events_in(folder: Path) -> list[Any]:
     """The events of TensorBoard in a folder, in the order of its files' names."""
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    found = []
+    records = []
     for file in sorted(folder.iterdir()):
         content = io.BytesIO(file.read_bytes())
         while header := content.read(12):
             (length,) = struct.unpack("<Q4x", header)
-            found.append(event_pb2.Event.FromString(content.read(length)))
+            records.append(event_pb2.Event.FromString(content.read(length)))
             assert len(content.read(4)) == 4
-    return found
+    return records
 
 
 def _values(events: list[Any]) -> list[tuple[Any, Any]]:

@@ -79,7 +79,7 @@ def _start(seed: int = 5) -> Sums:
 
 
 @functools.cache
-def _wanted(slopes: bool):
+def _expected(slopes: bool):
     cotangents = _inputs(7)[2], _inputs(8)[0][..., 0]
 
     def loss(query, key, value, rates, start):
@@ -93,16 +93,16 @@ def _wanted(slopes: bool):
 @pytest.mark.parametrize("slopes", [False, True], ids=["plain", "decay"])
 @pytest.mark.parametrize("chunking", CHUNKINGS, ids=str)
 def test_every_cut_is_the_dense_formula(chunking: Chunking, slopes: bool) -> None:
-    ((_, outputs), gradients), cotangents = _wanted(slopes)
+    ((_, outputs), gradients), cotangents = _expected(slopes)
 
     def loss(query, key, value, rates, start):
         keywords = {"slopes": rates if slopes else None, "chunking": chunking}
-        *found, _ = causal_linear(query, key, value, start=start, **keywords)
-        return _loss(found, cotangents), found
+        *actual, _ = causal_linear(query, key, value, start=start, **keywords)
+        return _loss(actual, cotangents), actual
 
     both = fast_jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4), has_aux=True))
-    (_, found), slope = both(*_inputs(), SLOPES, _start())
-    assert_close(tuple(found), tuple(outputs))
+    (_, actual), slope = both(*_inputs(), SLOPES, _start())
+    assert_close(tuple(actual), tuple(outputs))
     assert_close(slope, gradients, 2e-5)
 
 
@@ -200,8 +200,8 @@ def test_gradients_keep_inputs_and_one_state_a_segment() -> None:
 
 def _sharded_loss(arrays, slopes):
     chunking = Chunking(4, 8)
-    *found, state = causal_linear(*arrays, slopes=slopes, chunking=chunking)
-    return sum(jnp.sin(x).sum() for x in (*found, *state))
+    *actual, state = causal_linear(*arrays, slopes=slopes, chunking=chunking)
+    return sum(jnp.sin(x).sum() for x in (*actual, *state))
 
 
 SHARDINGS = [("batch", PartitionSpec("x"), PartitionSpec())]
@@ -215,7 +215,7 @@ SHARDINGS += [("heads", PartitionSpec(None, "x"), PartitionSpec("x"))]
 )
 @pytest.mark.parametrize("kind", ["explicit", "shard_map"])
 def test_on_two_devices(kind: str, arrays, slopes) -> None:
-    given = tuple(x[:, :2] for x in _inputs(3)), SLOPES[:2]
+    arguments = tuple(x[:, :2] for x in _inputs(3)), SLOPES[:2]
     expected = _alone()
     explicit = kind == "explicit"
     axis = AxisType.Explicit if explicit else AxisType.Auto
@@ -224,16 +224,16 @@ def test_on_two_devices(kind: str, arrays, slopes) -> None:
     gradient = jax.grad(_sharded_loss, (0, 1))
     if not explicit:
         call = jax.shard_map(gradient, mesh=mesh, in_specs=specs, out_specs=specs)
-        found = fast_jit(call)(*given)
+        actual = fast_jit(call)(*arguments)
     else:
         with jax.set_mesh(mesh):
             place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-            found = fast_jit(gradient)(*jax.device_put(given, place))
-        assert tuple(found[0][0].sharding.spec)[: len(arrays)] == tuple(arrays)
-    assert_close(found, expected)
+            actual = fast_jit(gradient)(*jax.device_put(arguments, place))
+        assert tuple(actual[0][0].sharding.spec)[: len(arrays)] == tuple(arrays)
+    assert_close(actual, expected)
 
 
 @functools.cache
 def _alone():
-    given = tuple(x[:, :2] for x in _inputs(3)), SLOPES[:2]
-    return fast_jit(jax.grad(_sharded_loss, (0, 1)))(*given)
+    arguments = tuple(x[:, :2] for x in _inputs(3)), SLOPES[:2]
+    return fast_jit(jax.grad(_sharded_loss, (0, 1)))(*arguments)

@@ -150,13 +150,13 @@ OPTIONS = ({}, {"clip": 1.0}, {"clip": None}, {"allocation": False, "clip": None
 def test_output_weights_and_terms(form: str, options: dict[str, Any]) -> None:
     q, k, v = inputs(1, query_length=6 if form == "full" else 7)
     masks: Any = {"mask": MASK} | ({"query_mask": ROWS} if form == "full" else {})
-    given = {"is_causal": form == "causal"} | masks | options
+    keywords = {"is_causal": form == "causal"} | masks | options
 
     @fast_jit
     def each(q, k, v):
-        out = attention.flow_attention(q, k, v, chunking=SMALL, **given)
-        weights = attention.flow_weights(q, k, **given)
-        return out, weights, attention.flow_terms(q, k, **given)
+        out = attention.flow_attention(q, k, v, chunking=SMALL, **keywords)
+        weights = attention.flow_weights(q, k, **keywords)
+        return out, weights, attention.flow_terms(q, k, **keywords)
 
     out, weights, terms = each(q, k, v)
     dense_form = formula if form == "full" else causal_formula
@@ -186,18 +186,20 @@ def test_options_reach_the_stream(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [{}, *WITHOUT, {"competition_axis": "heads"}])
 def test_slices_of_a_sequence(options: dict[str, Any]) -> None:
     """Four devices' parts, here the samples of a named axis."""
-    given = inputs(4, query_length=8, length=8)
+    whole_arrays = inputs(4, query_length=8, length=8)
     mask = np.arange(8)[None] < np.array([[8], [5]])
 
     @fast_jit
-    def sliced(*given):
-        parts = (x.reshape(2, 4, 2, *x.shape[2:]).swapaxes(0, 1) for x in given)
+    def sliced(*whole_arrays):
+        parts = (x.reshape(2, 4, 2, *x.shape[2:]).swapaxes(0, 1) for x in whole_arrays)
         call = functools.partial(flow_slice, axis="seq", is_causal=False, **options)
         out = jax.vmap(call, axis_name="seq")(*parts)
         return out.swapaxes(0, 1).reshape(2, 8, *out.shape[3:])
 
     whole = functools.partial(attention.flow_attention, query_mask=mask, **options)
-    assert_close(sliced(*given, mask, mask), fast_jit(whole)(*given, mask=mask))
+    assert_close(
+        sliced(*whole_arrays, mask, mask), fast_jit(whole)(*whole_arrays, mask=mask)
+    )
 
 
 @pytest.mark.parametrize("clips", [(30.0, None), (None, 30.0), (30.0, 50.0)])
@@ -296,8 +298,8 @@ def test_flow_queries_are_hidden_with_the_keys_unless_said_otherwise() -> None:
         call(q, k, v, mask), call(q, k, v, mask, query_mask=mask)
     )
     everyone = np.ones((2, 7), bool)
-    own = np.asarray(call(q, k, v, mask, query_mask=everyone))
-    assert own[0, 2].any() and not np.asarray(call(q, k, v, mask))[0, 2].any()
+    unmasked = np.asarray(call(q, k, v, mask, query_mask=everyone))
+    assert unmasked[0, 2].any() and not np.asarray(call(q, k, v, mask))[0, 2].any()
 
 
 @pytest.mark.parametrize(
@@ -356,8 +358,8 @@ def test_the_unit_is_a_power_of_two() -> None:
     exponents = np.clip(np.frexp(largest)[1] - 40, 0, 20)
     expected = np.where(np.isfinite(largest), 2.0**exponents, 1)
     features = largest[:, None, None, None]
-    found = fast_jit(lambda *x: unit_of(x))(features, np.zeros_like(features))
-    np.testing.assert_array_equal(found, expected)
+    actual = fast_jit(lambda *x: unit_of(x))(features, np.zeros_like(features))
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("clip", [None, 30.0])
@@ -375,14 +377,14 @@ def test_huge_features(is_causal: bool, clip: float | None) -> None:
         out, pull = jax.vjp(attend, *arrays)
         return out, pull(cotangent)
 
-    for kind, given in extremes_of_relu().items():
-        out, gradients = slopes_for(*given)
+    for kind, arrays in extremes_of_relu().items():
+        out, gradients = slopes_for(*arrays)
         with np.errstate(over="ignore"):
-            right = expected(*(np.asarray(x, np.float64) for x in given))
+            right = expected(*(np.asarray(x, np.float64) for x in arrays))
         error = np.abs(np.asarray(out, np.float64) - right).max()
         assert error <= 1e-5 * np.abs(right).max(), kind
-        slopes = relative_slopes(expected, given, cotangent)
-        for name, array, gradient in zip("qkv", given, gradients, strict=True):
+        slopes = relative_slopes(expected, arrays, cotangent)
+        for name, array, gradient in zip("qkv", arrays, gradients, strict=True):
             assert np.isfinite(gradient).all(), kind
             got = (np.asarray(gradient, np.float64) * array * DIRECTION).sum()
             scale = 1e-3 * np.abs(cotangent * right).sum()
@@ -391,7 +393,7 @@ def test_huge_features(is_causal: bool, clip: float | None) -> None:
 
 def relative_slopes(form: Any, arrays: Any, cotangent: np.ndarray) -> dict[str, float]:
     """Central differences along ``x DIRECTION``, for each of the arrays x."""
-    step, found = 1e-6, {}
+    step, actual = 1e-6, {}
     arrays = [np.asarray(x, np.float64) for x in arrays]
     for at, name in enumerate("qkv"):
         ends = []
@@ -399,8 +401,8 @@ def relative_slopes(form: Any, arrays: Any, cotangent: np.ndarray) -> dict[str, 
             moved = list(arrays)
             moved[at] = arrays[at] * (1 + sign * step * DIRECTION)
             ends.append((form(*moved) * cotangent).sum())
-        found[name] = (ends[0] - ends[1]) / (2 * step)
-    return found
+        actual[name] = (ends[0] - ends[1]) / (2 * step)
+    return actual
 
 
 def test_huge_features_in_streams_rows_and_slices() -> None:

@@ -23,8 +23,8 @@ OPTIONS = {
 
 
 def function(name: str, **more: Any):
-    given = keywords(name, 2, 4) | more
-    return functools.partial(getattr(attention, f"{name}_attention"), **given)
+    options = keywords(name, 2, 4) | more
+    return functools.partial(getattr(attention, f"{name}_attention"), **options)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -32,8 +32,8 @@ def function(name: str, **more: Any):
 def test_options(name: str, causal: bool) -> None:
     q, k, v = inputs(1, 3, key_heads=1, value_dim=3)
     got = fast_jit(function(name, is_causal=causal, **OPTIONS[name]))(q, k, v, MASK)
-    given = keywords(name, 2, 4) | OPTIONS[name]
-    assert_close(got, getattr(units, name)(q, k, v, MASK, causal, **given))
+    options = keywords(name, 2, 4) | OPTIONS[name]
+    assert_close(got, getattr(units, name)(q, k, v, MASK, causal, **options))
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -46,12 +46,12 @@ def test_the_gate_multiplies(name: str) -> None:
 
 def test_flash_of_one_chunk_without_its_linear_part_is_a_unit() -> None:
     q, k, v = inputs(5)
-    given = keywords("flash", 2, 4)
-    scale, offset = (np.array(given[name]) for name in ("scale", "offset"))
+    options = keywords("flash", 2, 4)
+    scale, offset = (np.array(options[name]) for name in ("scale", "offset"))
     scale[3] = offset[3] = 0
     more = {"chunk": 9, "rotate": True, "scale": scale, "offset": offset}
     unit = {"scale": scale[::2], "offset": offset[::2], "rotate": True, "length": 9}
-    unit["relative_bias"] = given["relative_bias"]
+    unit["relative_bias"] = options["relative_bias"]
     for causal in (False, True):
         got = fast_jit(function("flash", is_causal=causal, **more))(q, k, v)
         assert_close(got, fast_jit(function("gau", is_causal=causal, **unit))(q, k, v))

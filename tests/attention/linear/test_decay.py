@@ -105,15 +105,15 @@ def test_gradients_of_slopes(name: str) -> None:
 
         return jax.value_and_grad(loss)(slopes)
 
-    found = np.asarray(both(slopes, arrays)[1])
-    assert np.isfinite(found).all()
+    gradient = np.asarray(both(slopes, arrays)[1])
+    assert np.isfinite(gradient).all()
     with jax.enable_x64(True):
         arrays = [x.astype("float64") for x in arrays]
         ahead, behind = (
             float(both(np.asarray([0.0, 0.3 + step, 40.0]), arrays)[0])
             for step in (1e-5, -1e-5)
         )
-    assert_close(found[1], (ahead - behind) / 2e-5, 1e-3)
+    assert_close(gradient[1], (ahead - behind) / 2e-5, 1e-3)
 
 
 def test_the_floor_of_the_spread_is_for_rows_without_a_neighbour() -> None:

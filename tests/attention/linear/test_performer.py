@@ -243,10 +243,10 @@ def test_a_projection_in_half_precision_is_a_rounded_one(scaling: int) -> None:
 def test_parameters() -> None:
     make = functools.partial(attention.performer_parameters, jax.random.key(0))
     for head_dim, width in ((1, 1), (2, 2), (8, 16), (32, 110), (64, 266)):
-        found = jax.eval_shape(functools.partial(make, head_dim=head_dim))
-        assert found["projection"].shape == (width, head_dim)
-    found = make(head_dim=4, features=7, num_heads=3, max_length=9)
-    assert found.keys() == {"projection"} and found["projection"].shape == (7, 4)
+        made = jax.eval_shape(functools.partial(make, head_dim=head_dim))
+        assert made["projection"].shape == (width, head_dim)
+    made = make(head_dim=4, features=7, num_heads=3, max_length=9)
+    assert made.keys() == {"projection"} and made["projection"].shape == (7, 4)
 
 
 @pytest.mark.parametrize(

@@ -141,9 +141,9 @@ def test_linformer_parameters_of_the_other_projections() -> None:
     assert wide["key_projection"].shape == (10, 10)
     make = functools.partial(attention.linformer_parameters, key, **sizes)
     assert make(projection="mean") == {}
-    for name, given in {"features": 256, "sharing": "none"}.items():
+    for name, value in {"features": 256, "sharing": "none"}.items():
         assert_rejects(
-            lambda own={name: given}: make(projection="max", **own),
+            lambda extra={name: value}: make(projection="max", **extra),
             f"{name}: expected",
             "because 'max' has no parameters",
         )

@@ -59,15 +59,15 @@ OPTIONS = [
 
 def documents(ids: np.ndarray = IDS) -> list[tuple[int, int, int]]:
     """Row, first position and the one after the last of each document."""
-    found = []
+    spans_of_rows = []
     for row, numbers in enumerate(ids):
         edges = np.flatnonzero(np.diff(numbers, prepend=0, append=0))
         spans = itertools.pairwise(edges)
-        found += [(row, a, b) for a, b in spans if numbers[a] > 0]
-    return found
+        spans_of_rows += [(row, a, b) for a, b in spans if numbers[a] > 0]
+    return spans_of_rows
 
 
-def _given(name: str) -> tuple[tuple, np.ndarray]:
+def _inputs(name: str) -> tuple[tuple, np.ndarray]:
     """Arrays, and factors of the outputs, none at padding."""
     arrays = inputs(31, batch=BATCH, query_length=LENGTH, length=LENGTH)
     factors = np.random.default_rng(32).normal(size=arrays[2].shape)
@@ -77,7 +77,7 @@ def _given(name: str) -> tuple[tuple, np.ndarray]:
 
 def _alone(name: str, causal: bool, **options: Any) -> list[np.ndarray]:
     """Output and gradients of every document alone, each in its place in the rows."""
-    arrays, factors = _given(name)
+    arrays, factors = _inputs(name)
     together = [np.zeros_like(x) for x in (factors, *arrays)]
 
     @fast_jit
@@ -118,7 +118,7 @@ def _check(
         return jnp.where((ids > 0)[:, :, None, None], out, 0), *pull(factors)
 
     with jax.enable_x64(True):
-        arrays, factors = _given(name)
+        arrays, factors = _inputs(name)
         real = (IDS > 0)[:, :, None, None]
         arrays = (np.where(real, x, np.nan) for x in arrays)
         expected = _alone(name, causal, **options) if options else _cached(name, causal)
@@ -163,7 +163,7 @@ def test_positions_hidden_in_documents(name: str, form: str) -> None:
         return run(name, form)(query, key, value, mask, segment_ids=ids, **masks)
 
     with jax.enable_x64(True):
-        arrays, _ = _given(name)
+        arrays, _ = _inputs(name)
         out = np.asarray(call(*arrays, seen, IDS))
         for row, first, end in documents():
             filling = [(0, 0), (0, LENGTH - end + first), (0, 0), (0, 0)]
@@ -181,20 +181,22 @@ def test_gates_of_padding_between_documents_do_not_matter(name: str) -> None:
     form = "causal" if name in CAUSAL else "full"
     real = (IDS > 0)[:, :, None, None]
     sizes = {"batch": BATCH, "query_length": LENGTH, "length": LENGTH}
-    given = dict(zip(("query", "key", "value"), inputs(37, **sizes), strict=True))
-    given["gate"] = inputs(38, **sizes)[0]
+    arguments = dict(zip(("query", "key", "value"), inputs(37, **sizes), strict=True))
+    arguments["gate"] = inputs(38, **sizes)[0]
 
     @fast_jit
-    def slope(given):
-        def loss(given):
-            out = run(name, form)(**given, segment_ids=jnp.asarray(IDS))
+    def slope(arguments):
+        def loss(arguments):
+            out = run(name, form)(**arguments, segment_ids=jnp.asarray(IDS))
             out = jnp.where(real, out, 0)
             return jnp.sin(out).sum(), out
 
-        return jax.grad(loss, has_aux=True)(given)
+        return jax.grad(loss, has_aux=True)(arguments)
 
-    nothing = {part: np.where(real, x, np.float32(np.nan)) for part, x in given.items()}
-    assert_close(slope(nothing), slope(given), 1e-6)
+    nothing = {
+        part: np.where(real, x, np.float32(np.nan)) for part, x in arguments.items()
+    }
+    assert_close(slope(nothing), slope(arguments), 1e-6)
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -216,12 +218,12 @@ def test_the_first_document_of_a_packed_row_continues_a_stream(name: str) -> Non
     ids = IDS[:1]
     start = (x[:, :3] for x in (q, k, v))
     _, state = prefill(name, *start)
-    given = [x[:, 3:] for x in (q, k, v)]
+    rest = [x[:, 3:] for x in (q, k, v)]
     if name == "softmax":
-        call = functools.partial(prefill, name, *given, state=state)
+        call = functools.partial(prefill, name, *rest, state=state)
         assert_rejects(lambda: call(segment_ids=ids[:, 3:]), "segment_ids", "None")
         return
-    out, after = prefill(name, *given, state=state, segment_ids=ids[:, 3:])
+    out, after = prefill(name, *rest, state=state, segment_ids=ids[:, 3:])
     whole, expected = prefill(name, q, k, v, segment_ids=ids)
     real = ids[:, 3:] > 0
     assert_close(out[real], whole[:, 3:][real], 2e-5)

@@ -73,7 +73,7 @@ def test_prompts_of_several_lengths(name: str, side: str) -> None:
         _, state = prefill(name, *(x[:, :5] for x in arrays), mask=mask)
         return steps(name, state, *(x[:, 5:] for x in arrays))[0]
 
-    found = np.asarray(together(arrays))
+    actual = np.asarray(together(arrays))
     for row, length in enumerate(lengths):
         prompt = slice(0, length) if side == "right" else slice(5 - length, 5)
         alone = [
@@ -81,7 +81,7 @@ def test_prompts_of_several_lengths(name: str, side: str) -> None:
             for x in arrays
         ]
         expected = np.asarray(jitted(name, "causal")(*alone))[:, length:]
-        assert_close(found[row : row + 1], expected)
+        assert_close(actual[row : row + 1], expected)
 
 
 @pytest.mark.parametrize("name", LINEAR_STREAMS)
@@ -94,12 +94,12 @@ def test_the_state_has_one_size_and_dtype(name: str) -> None:
     for length in (1, 7):
         arrays = inputs(4, query_length=length, length=length)
         for dtype in ("float32", "bfloat16"):
-            given = [jnp.asarray(x, dtype) for x in arrays]
-            out, state = jax.eval_shape(functools.partial(prefill, name), *given)
+            arguments = [jnp.asarray(x, dtype) for x in arrays]
+            out, state = jax.eval_shape(functools.partial(prefill, name), *arguments)
             assert out.dtype == dtype
             assert kinds(state) == expected
             step = functools.partial(steps, name)
-            assert kinds(jax.eval_shape(step, state, *given)[1]) == expected
+            assert kinds(jax.eval_shape(step, state, *arguments)[1]) == expected
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -100,28 +100,30 @@ def _angles() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("turning", ["", "angle", "rotation", "angle rotation"])
 def test_every_option_is_the_formula(scale: str, causal: bool, turning: str):
-    value, given = _arrays()
-    given |= {name: _angles()[name] for name in turning.split()}
+    value, gate_arrays = _arrays()
+    gate_arrays |= {name: _angles()[name] for name in turning.split()}
     mask = np.array([[1] * 7, [1, 0, 1, 1, 1, 0, 0]], bool)
     query = np.zeros((2, 7, 4, 1), "float32")
     got = attention.hgrn_attention(
-        query, query, value, mask, causal, scale=scale, **given
+        query, query, value, mask, causal, scale=scale, **gate_arrays
     )
-    expected = formula(query, query, value, mask, causal, scale=scale, **given)
+    expected = formula(query, query, value, mask, causal, scale=scale, **gate_arrays)
     assert_close(np.asarray(got)[mask], expected[mask])
 
 
 def test_a_complex_stream_goes_on_where_the_prompt_ended():
-    value, given = _arrays()
-    bound = {"lower_bound": given.pop("lower_bound")}
-    bound["angle"], given["rotation"] = _angles().values()
+    value, gate_arrays = _arrays()
+    bound = {"lower_bound": gate_arrays.pop("lower_bound")}
+    bound["angle"], gate_arrays["rotation"] = _angles().values()
     query = jnp.zeros((2, 7, 4, 1))
-    whole = attention.hgrn_attention(query, query, value, None, True, **given, **bound)
-    early = {name: x[:, :4] for name, x in given.items()}
+    whole = attention.hgrn_attention(
+        query, query, value, None, True, **gate_arrays, **bound
+    )
+    early = {name: x[:, :4] for name, x in gate_arrays.items()}
     first = (x[:, :4] for x in (query, query, value))
     _, state = attention.hgrn_prefill(*first, **early, **bound)
     for t in range(4, 7):
-        now = {name: x[:, t] for name, x in given.items()}
+        now = {name: x[:, t] for name, x in gate_arrays.items()}
         arrays = query[:, t], query[:, t], value[:, t]
         out, state = attention.hgrn_step(state, *arrays, **now, **bound)
         assert_close(out, whole[:, t])
@@ -245,23 +247,25 @@ def test_a_phase_is_the_sum_of_the_angles():
 
 
 def test_complex_columns_may_share_values():
-    value, given = _arrays()
+    value, gate_arrays = _arrays()
     query, pair = np.zeros((2, 7, 4, 1), "float32"), value[:, :, :2]
-    given |= _angles()
-    got = attention.hgrn_attention(query, query, pair, **given)
-    expected = attention.hgrn_attention(query, query, np.repeat(pair, 2, 2), **given)
+    gate_arrays |= _angles()
+    got = attention.hgrn_attention(query, query, pair, **gate_arrays)
+    expected = attention.hgrn_attention(
+        query, query, np.repeat(pair, 2, 2), **gate_arrays
+    )
     np.testing.assert_array_equal(got, expected)
 
 
 def test_nothing_in_padding_turns_a_state():
-    value, given = _arrays()
+    value, gate_arrays = _arrays()
     rotation = jnp.asarray(_angles()["rotation"])
     query = np.zeros((2, 7, 4, 1), "float32")
     mask = np.array([[1, 1, 0, 1, 1, 0, 0]] * 2, bool)
 
     def total(value, rotation):
         out = attention.hgrn_attention(
-            query, query, value, mask, True, rotation=rotation, **given
+            query, query, value, mask, True, rotation=rotation, **gate_arrays
         )
         return jnp.where(mask[..., None, None], out, 0).sum()
 
@@ -320,13 +324,13 @@ def test_in_a_grid_heads_run_along_rows_and_columns(heads: int, turns: bool) -> 
                 x = x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
                 return x[:, :, part] if x.ndim > 2 else x
 
-            own = {name: lines(x) for name, x in arrays.items()}
+            rows_of_gates = {name: lines(x) for name, x in arrays.items()}
             out = lines(v)
             if out.shape[2]:
                 empty = jnp.zeros((*out.shape[:3], 1))
                 shown = lines(mask)
                 out = attention.hgrn_attention(
-                    empty, empty, out, shown, **own, norm=None
+                    empty, empty, out, shown, **rows_of_gates, norm=None
                 )
             sides = (columns, rows) if turned else (rows, columns)
             out = out.reshape(2, *sides, *out.shape[2:])

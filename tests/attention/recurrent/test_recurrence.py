@@ -67,10 +67,10 @@ def compared(name: str, arrays: dict[str, Any], options: dict[str, float]) -> tu
     """Output and gradients: ours in float32, and the loop's in float64."""
 
     def ours(arrays: dict[str, jax.Array]) -> jax.Array:
-        given = {part: x[None] for part, x in arrays.items()}
-        q, k, v = (given.pop(part) for part in "qkv")
+        batch = {part: x[None] for part, x in arrays.items()}
+        q, k, v = (batch.pop(part) for part in "qkv")
         call = getattr(attention, f"{name}_attention")
-        return call(q, k, v, is_causal=True, **given, **options)[0]
+        return call(q, k, v, is_causal=True, **batch, **options)[0]
 
     def loop(arrays: dict[str, jax.Array]) -> jax.Array:
         if options:

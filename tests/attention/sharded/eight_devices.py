@@ -28,7 +28,7 @@ COLLECTIVE = re.compile(
 
 def collectives(compiled) -> list[tuple[str, int]]:
     """Name and elements of every collective operation in a compiled program."""
-    found = COLLECTIVE.findall(compiled.as_text())
+    matches = COLLECTIVE.findall(compiled.as_text())
     return sorted(
         (
             name,
@@ -37,7 +37,7 @@ def collectives(compiled) -> list[tuple[str, int]]:
                 for sizes in re.findall(r"\w+\[([\d,]*)\]", shapes)
             ),
         )
-        for shapes, name in found
+        for shapes, name in matches
     )
 
 

@@ -44,9 +44,9 @@ def test_one_exchange_forward_and_one_backward(measured, case) -> None:
     if "causal" in case:
         exchanges = [["all-gather", 4 * size], ["reduce-scatter", size]]
     for length in ("32", "64"):
-        found = measured["attention"][case][length]["collectives"]
+        collectives = measured["attention"][case][length]["collectives"]
         # cosFormer's M, from the mask, is one integer.
-        assert [x for x in found if x[1] > 1] == exchanges
+        assert [x for x in collectives if x[1] > 1] == exchanges
 
 
 def test_what_flow_exchanges_does_not_depend_on_the_length(measured) -> None:

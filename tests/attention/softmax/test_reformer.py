@@ -110,12 +110,12 @@ Q, K, V = inputs(10, query_length=5)
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("options", "parts"),
     [
         ({"is_causal": True}, ("is_causal: expected False", "hashes")),
         ({"chunk": None}, ("chunk: expected a positive int without num_b", "None")),
     ],
 )
-def test_options_that_do_not_fit(given: dict, parts: tuple) -> None:
-    assert_rejects(lambda: attention.reformer_attention(K, K, V, **given), *parts)
-    assert_rejects(lambda: attention.reformer_weights(K, K, **given), *parts)
+def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
+    assert_rejects(lambda: attention.reformer_attention(K, K, V, **options), *parts)
+    assert_rejects(lambda: attention.reformer_weights(K, K, **options), *parts)

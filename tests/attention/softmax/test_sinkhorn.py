@@ -54,8 +54,8 @@ def formula(
         for axis in (1, 0) * iterations:
             sorting = sorting - np.logaddexp.reduce(sorting, axis, keepdims=True)
         sorting = np.exp(sorting)
-        for number, own in enumerate(live):
-            rows = slice(own * block, min((own + 1) * block, len(queries)))
+        for number, kept in enumerate(live):
+            rows = slice(kept * block, min((kept + 1) * block, len(queries)))
             both_keys = np.concatenate(
                 [keys_by_block[number], np.tensordot(sorting[number], keys_by_block, 1)]
             )
@@ -84,19 +84,19 @@ CASE = Case(formula, arrays)
 
 def test_sinkhorn_sorts_by_a_doubly_stochastic_matrix_and_learns_it() -> None:
     q, k, v = inputs(3, 1, query_length=12, length=12)
-    given = keywords("sinkhorn", 2, 4)
+    options = keywords("sinkhorn", 2, 4)
 
     @fast_jit
     def slope(kernel, mask):
         def loss(kernel):
-            more = given | {"sort_kernel": kernel, "iterations": 50}
+            more = options | {"sort_kernel": kernel, "iterations": 50}
             matrix = attention.sinkhorn_weights(q, k, mask=mask, **more)
             out = attention.sinkhorn_attention(q, k, v, mask=mask, **more)
             return jnp.sin(out).sum(), matrix
 
         return jax.grad(loss, has_aux=True)(kernel)
 
-    kernel = given["sort_kernel"]
+    kernel = options["sort_kernel"]
     gradient, matrix = slope(kernel, np.ones((1, 12), bool))
     assert_close(np.asarray(matrix).sum(-1), np.ones((1, 2, 12)), 1e-5)
     # As published the permutation cancels; here it has a gradient.
@@ -114,9 +114,9 @@ def test_sinkhorn_sorts_by_a_doubly_stochastic_matrix_and_learns_it() -> None:
 )
 def test_sinkhorn_options(more: dict) -> None:
     q, k, v = inputs(4, 3)
-    given = keywords("sinkhorn", 2, 4) | more | {"block": 2}
-    got = fast_jit(lambda *a: attention.sinkhorn_attention(*a, mask=MASK, **given))
-    assert_close(got(q, k, v), formula(q, k, v, MASK, **given))
+    options = keywords("sinkhorn", 2, 4) | more | {"block": 2}
+    got = fast_jit(lambda *a: attention.sinkhorn_attention(*a, mask=MASK, **options))
+    assert_close(got(q, k, v), formula(q, k, v, MASK, **options))
 
 
 def test_sinkhorn_parameters() -> None:
@@ -130,7 +130,7 @@ KERNEL = np.ones((2, 4, LENGTH), "float32")
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("options", "parts"),
     [
         ({}, ("sort_kernel: expected [N, H, L]", "sinkhorn_parameters")),
         ({"sort_kernel": KERNEL[0]}, ("sort_kernel: expected [N, H, L]",)),
@@ -145,6 +145,6 @@ KERNEL = np.ones((2, 4, LENGTH), "float32")
         ({"is_causal": True}, ("is_causal: expected False", "sorting")),
     ],
 )
-def test_options_that_do_not_fit(given: dict, parts: tuple) -> None:
-    assert_rejects(lambda: attention.sinkhorn_attention(K, K, V, **given), *parts)
-    assert_rejects(lambda: attention.sinkhorn_weights(K, K, **given), *parts)
+def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
+    assert_rejects(lambda: attention.sinkhorn_attention(K, K, V, **options), *parts)
+    assert_rejects(lambda: attention.sinkhorn_weights(K, K, **options), *parts)

@@ -218,8 +218,8 @@ def test_what_padding_holds_stays_out_of_the_cache() -> None:
     mask = np.arange(7)[None] < np.array([[7], [4]])
     spoilt = [np.where(mask[:, :, None, None], x, np.nan) for x in (k, v)]
     call = fast_jit(functools.partial(attention.softmax_prefill, max_length=9))
-    found, expected = call(q, *spoilt, mask), call(q, k, v, mask)
-    chex.assert_trees_all_equal(found, expected)
+    actual, expected = call(q, *spoilt, mask), call(q, k, v, mask)
+    chex.assert_trees_all_equal(actual, expected)
 
 
 def test_steps_from_an_empty_state() -> None:
@@ -280,11 +280,11 @@ def test_padding_needs_no_room() -> None:
     _, state = attention.softmax_prefill(*first, max_length=8)
     mask = np.tile([[True, True, False, False]], (rows, 1))
     out, after = attention.softmax_prefill(*more, mask=mask, state=state)
-    expected, wanted_after = attention.softmax_prefill(
+    expected, expected_after = attention.softmax_prefill(
         *(x[:, :2] for x in more), state=state
     )
     assert_close(out[:, :2], expected, 1e-6)
-    chex.assert_trees_all_equal(after, wanted_after)
+    chex.assert_trees_all_equal(after, expected_after)
 
 
 def test_states_that_do_not_fit() -> None:

@@ -82,13 +82,13 @@ def test_synthesizer_variants(variant: str, causal: bool) -> None:
     )
     rng = np.random.default_rng(0)
     arrays = {n: rng.normal(size=x.shape).astype("float32") for n, x in arrays.items()}
-    given: dict[str, Any] = {"variant": variant, "is_causal": causal, **arrays}
+    options: dict[str, Any] = {"variant": variant, "is_causal": causal, **arrays}
 
     @fast_jit
     def both(q, k, v):
-        matrix = attention.synthesizer_weights(q, k, MASK, **given)
+        matrix = attention.synthesizer_weights(q, k, MASK, **options)
         out, pullback = jax.vjp(
-            lambda *a: attention.synthesizer_attention(*a, MASK, **given), q, k, v
+            lambda *a: attention.synthesizer_attention(*a, MASK, **options), q, k, v
         )
         return matrix, out, pullback(jnp.ones_like(out))
 
@@ -103,9 +103,9 @@ def test_synthesizer_variants(variant: str, causal: bool) -> None:
 
 def test_synthesizer_takes_a_mask_of_pairs() -> None:
     q, k, v = inputs(2)
-    given = keywords("synthesizer", 2, 4)
+    options = keywords("synthesizer", 2, 4)
     run = fast_jit(
-        lambda *a, **more: attention.synthesizer_attention(*a, **given, **more),
+        lambda *a, **more: attention.synthesizer_attention(*a, **options, **more),
         static_argnames="is_causal",
     )
     pairs = np.tri(7, dtype=bool)[None, None]
@@ -146,7 +146,7 @@ def _synthesizer(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "parts"),
+    ("options", "parts"),
     [
         ({}, ("first: expected [N, L, k]", "got None", "_parameters")),
         (_synthesizer(variant="mix"), ("variant: expected", "'mix'")),
@@ -168,6 +168,6 @@ def _synthesizer(**more: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_options_that_do_not_fit(given: dict, parts: tuple) -> None:
-    assert_rejects(lambda: attention.synthesizer_attention(K, K, V, **given), *parts)
-    assert_rejects(lambda: attention.synthesizer_weights(K, K, **given), *parts)
+def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
+    assert_rejects(lambda: attention.synthesizer_attention(K, K, V, **options), *parts)
+    assert_rejects(lambda: attention.synthesizer_weights(K, K, **options), *parts)

@@ -37,9 +37,9 @@ def documents(dataset, split) -> list[bytes]:
 
 def test_every_file_is_in_one_split(folder):
     dataset = prepare(path=str(folder), max_length=32)
-    found = [d for split in dataset.splits for d in documents(dataset, split)]
+    actual = [d for split in dataset.splits for d in documents(dataset, split)]
     expected = [(folder / f"{i}.txt").read_bytes() for i in range(9)]
-    assert sorted(found) == sorted(expected)
+    assert sorted(actual) == sorted(expected)
     assert all(dataset.num_bytes[split] > 0 for split in dataset.splits)
 
 
@@ -49,8 +49,8 @@ def test_only_hidden_folders_are_left_out(folder):
         (folder / name).mkdir()
         (folder / name / "a.txt").write_text(f"the text of {name}")
     dataset = prepare(path=str(folder), max_length=32)
-    found = [d for split in dataset.splits for d in documents(dataset, split)]
-    extra = {d for d in found if d.startswith(b"the text of")}
+    actual = [d for split in dataset.splits for d in documents(dataset, split)]
+    extra = {d for d in actual if d.startswith(b"the text of")}
     assert extra == {b"the text of config-notes", b"the text of tests"}
 
 
@@ -75,8 +75,11 @@ def test_every_token_is_predicted_once_from_its_own_document(folder, split):
     pairs = Counter()
     for row in dataset.source(split):
         for number in range(1, row["segment_ids"].max() + 1):
-            own = row["segment_ids"] == number
-            tokens, labels = row["tokens"][own].tolist(), row["labels"][own].tolist()
+            inside = row["segment_ids"] == number
+            tokens, labels = (
+                row["tokens"][inside].tolist(),
+                row["labels"][inside].tolist(),
+            )
             nexts = zip(tokens[1:], labels, strict=False)
             assert all(label in (-1, token) for token, label in nexts)
             text = bytes(t for t in tokens if t != END)
@@ -158,8 +161,8 @@ def test_links_to_folders_are_followed_once(folder, tmp_path_factory):
 def test_a_pattern_for_a_folder_below_the_home(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder.parent))
     whole = prepare(path=str(folder), pattern="*.txt", max_length=32)
-    found = prepare(path=f"~/{folder.name}", pattern="*.txt", max_length=32)
-    assert found.fingerprint == whole.fingerprint
+    actual = prepare(path=f"~/{folder.name}", pattern="*.txt", max_length=32)
+    assert actual.fingerprint == whole.fingerprint
 
 
 def test_the_fingerprint_is_of_the_text_and_the_rows(folder):
@@ -172,14 +175,14 @@ def test_the_fingerprint_is_of_the_text_and_the_rows(folder):
 
 def test_the_fingerprint_is_of_the_words(tmp_path):
     """Which may have the ids of other words."""
-    found = set()
+    actual = set()
     for word in ("cat", "cow"):
         file = tmp_path / "a.txt"
         file.write_text(f"the {word} sat\n" * 90)
         settings = {"tokenizer": "words", "max_length": 8}
         dataset = prepare(path=str(file), **settings)
-        found.add(dataset.fingerprint)
-    assert len(found) == 2
+        actual.add(dataset.fingerprint)
+    assert len(actual) == 2
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "words", "bpe"])
@@ -229,7 +232,7 @@ def test_the_standard_library_is_the_default():
 
 
 @pytest.mark.parametrize(
-    ("files", "given", "message"),
+    ("files", "options", "message"),
     [
         ({}, {}, "a file or a folder, got .*which does not exist"),
         ({"a.txt": b""}, {}, "text, got empty files"),
@@ -239,11 +242,11 @@ def test_the_standard_library_is_the_default():
         ({"a.txt": b"abc"}, {"pattern": "*.py"}, r"files '\*.py', got none in"),
     ],
 )
-def test_what_is_no_corpus(tmp_path, files, given, message):
+def test_what_is_no_corpus(tmp_path, files, options, message):
     folder = tmp_path / "texts"
     if files:
         folder.mkdir()
     for name, text in files.items():
         (folder / name).write_bytes(text)
     with pytest.raises(ValueError, match=f"^--data.path: expected {message}"):
-        prepare(path=str(folder), **{"max_length": 32, **given})
+        prepare(path=str(folder), **{"max_length": 32, **options})

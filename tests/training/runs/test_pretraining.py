@@ -95,9 +95,9 @@ def test_each_part_has_a_schedule_of_its_own() -> None:
     same = rates()
     assert same[:half] == pytest.approx(same[half:])
     assert same[half] == 0 < max(same)
-    own = rates(learning_rate=3 * train.learning_rate)
-    assert own[:half] == pytest.approx([3 * rate for rate in same[:half]])
-    assert own[half:] == same[half:]
+    faster = rates(learning_rate=3 * train.learning_rate)
+    assert faster[:half] == pytest.approx([3 * rate for rate in same[:half]])
+    assert faster[half:] == same[half:]
 
 
 def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
@@ -163,8 +163,8 @@ def test_each_part_trains_its_own_head(data_dir, tmp_path) -> None:
             inside = jax.tree.leaves(changed["encoder"])
             rest = changed["tokens"]["kernel"], changed["logits"]["kernel"]
             seen.append((any(inside), *rest))
-            found = jax.tree.leaves(trainer.state.opt_state, is_leaf=_is_adam)
-            counts += [int(part.count) for part in found if _is_adam(part)]
+            states = jax.tree.leaves(trainer.state.opt_state, is_leaf=_is_adam)
+            counts += [int(part.count) for part in states if _is_adam(part)]
     assert counts == [1, 2, 3] * 2
     # Labels do not teach the head that reconstructs, so nothing may move it.
     assert seen == [(True, True, False)] * 3 + [(True, False, True)] * 3

@@ -98,11 +98,11 @@ def test_a_signal_at_a_moment(data_dir, dataset, finished, tmp_path, moment):
 )
 def test_nobody_reads_the_output(finished, data_dir, command):
     sizes = [flag for flag in helpers.flags(finished.config) if "--data." in flag]
-    given = [part.format(finished=finished.workdir, data=data_dir) for part in command]
+    filled = [part.format(finished=finished.workdir, data=data_dir) for part in command]
     if command[0] == "lra_jax.data":
-        given += sizes
+        filled += sizes
     process: Any = subprocess.Popen(
-        [sys.executable, "-m", *given],
+        [sys.executable, "-m", *filled],
         env=helpers.environment({}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
