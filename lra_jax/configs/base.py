@@ -399,7 +399,7 @@ class Config:
             if not isinstance(settings, kind):
                 raise expected(f"--{part}", f"a {kind.__name__}", a_thing(settings))
             check_types(settings, f"--{part}.")
-        for name in ("hybrid", "attention_options", "mlp_options", "cutoffs"):
+        for name in ("hybrid", "attention_options", "mlp_options", "cutoffs", "stages"):
             value = getattr(self.model, name)
             if not isinstance(value, str):
                 raise expected(f"--model.{name}", "text", f"{value!r}")

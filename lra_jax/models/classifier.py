@@ -26,7 +26,7 @@ from lra_jax.errors import expected
 from lra_jax.models.config import ModelConfig
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import known_values, length_mask
-from lra_jax.models.layers import Dense, Dropout, rows_at
+from lra_jax.models.layers import Dense, Dropout, LayerNorm, rows_at
 from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.patches import any_real
 
@@ -70,7 +70,8 @@ class PooledEncoder(nnx.Module):
         pooling, reason = config.pooling, _why_constant(config)
         if reason:
             raise expected("pooling", f"another value with {reason}", f"{pooling!r}")
-        width = config.embed_dim
+        self.last = config.at(config.num_layers - 1)  # The sizes of the last stage.
+        width = self.last.embed_dim
         draw = nnx.initializers.normal(1.0)
         # One assignment: an attribute first set to None cannot become a parameter.
         self.queries = (
@@ -82,7 +83,7 @@ class PooledEncoder(nnx.Module):
         self.tokens: Any = (
             Dense(width, vocab_size, rngs=rngs) if config.reconstructs else None
         )
-        rows = {"attention": _QUERIES, "ends": 2, "flatten": config.length}
+        rows = {"attention": _QUERIES, "ends": 2, "flatten": self.last.length}
         self.pooled_features = width * sum(rows.get(x, 1) for x in pooling.split("+"))
 
     def pool(
@@ -97,7 +98,7 @@ class PooledEncoder(nnx.Module):
         """One float32 vector `[B, pooled_features]` for each row of tokens `[B, T]`.
 
         Args:
-          tokens: integer `[B, T]`, or real vectors `[B, T, C]`.
+          tokens: integer `[B, T]`, pixels in colour or real vectors `[B, T, C]`.
           lengths: integer `[B]`; None = T for all.
           rngs: with a stream "dropout", for training; None for evaluation.
           segment_ids: integers `[B, T]`, see `TransformerEncoder`; the result then has
@@ -118,9 +119,9 @@ class PooledEncoder(nnx.Module):
                 raise expected("documents", "None without segment_ids", documents)
             encoded = self.encoder(tokens, mask, rngs, in_place=True)
             encoded = encoded.astype(jnp.float32)
-            config: Any = self.encoder.config
-            if mask is not None and config.patch > 1:
-                mask = any_real(mask, config.grid, config.patch)
+            last: Any = self.last
+            if mask is not None and last.patch > 1:
+                mask = any_real(mask, last.grid, last.patch)
             return self._pool(encoded, mask, self._start(encoded, mask))
         label: Any = packed.documents(segment_ids, tokens, tokens)
         count = _most_documents(documents, label.label)
@@ -189,7 +190,7 @@ class PooledEncoder(nnx.Module):
         if self.pooling == "last":
             return _last(encoded, real)
         if self.pooling == "flatten":
-            return _flat(encoded, real, self.encoder.config.length)
+            return _flat(encoded, real, self.last.length)
         parts = []
         if self.queries is not None:
             parts.append(_attend(encoded, self.queries[...], real))
@@ -213,7 +214,8 @@ class PooledEncoder(nnx.Module):
             raise expected("segment_ids", "None with padding='zeros'", "an array")
         mask = length_mask(tokens, lengths)
         if self.padding == "zeros":
-            mask = both(mask, tokens > 0)
+            black = tokens.max(-1) if tokens.ndim == 3 else tokens
+            mask = both(mask, black > 0)
         return mask
 
 
@@ -221,10 +223,12 @@ class SequenceClassifier(PooledEncoder):
     """Encoder, pooling, and a head of one hidden layer.
 
     ``logits = W2 ReLU(W1 pool(encoder(tokens)))``, the head of the LRA code; with
-    pooling "flatten" ``W dropout(pool(encoder(tokens)))``, that of time series (Zerveas
-    et al. 2021, arXiv:2010.02803). One logit can also be a number to predict.
+    pooling "flatten" ``W dropout(pool(encoder(tokens)))``, that of time series
+    (Zerveas et al. 2021, arXiv:2010.02803); with head "linear" ``W norm(pool(x))``,
+    that of image models, where x are the rows of an encoder without its last norm. One
+    logit can also be a number to predict.
 
-    The hidden layer is as wide as the blocks' MLPs. Pooling, head and logits are
+    The hidden layer is as wide as the last block's MLP. Pooling, head and logits are
     computed in float32, whatever the dtype.
 
     Args:
@@ -254,11 +258,13 @@ class SequenceClassifier(PooledEncoder):
         super().__init__(vocab_size, rngs=rngs, **settings)
         self.num_classes = check_size("num_classes", num_classes)
         config = self.encoder.config
-        width, one_layer = self.pooled_features, self.pooling == "flatten"
-        self.hidden: Any = (
-            None if one_layer else Dense(width, config.mlp_dim, rngs=rngs)
-        )
-        width = width if one_layer else config.mlp_dim
+        width, is_linear = self.pooled_features, config.head == "linear"
+        one_layer, hidden = self.pooling == "flatten" or is_linear, self.last.mlp_dim
+        self.hidden: Any = None if one_layer else Dense(width, hidden, rngs=rngs)
+        self.norm: Any = LayerNorm(width) if is_linear else None
+        if is_linear:
+            self.encoder.norm = None
+        width = width if one_layer else hidden
         self.logits = Dense(width, self.num_classes, rngs=rngs)
         self.dropout = Dropout(config.dropout)
 
@@ -274,8 +280,8 @@ class SequenceClassifier(PooledEncoder):
         """Scores a batch.
 
         Args:
-          tokens: integer `[B, T]`, or real vectors `[B, T, C]`; anything beyond a
-            sequence's length is ignored.
+          tokens: integer `[B, T]`, pixels in colour or real vectors `[B, T, C]`;
+            anything beyond a sequence's length is ignored.
           lengths: integer `[B]`, number of tokens in each sequence; None = T for all.
           rngs: with a stream "dropout", for training; None for evaluation.
           segment_ids, documents: for rows of several packed documents, and the maximum
@@ -290,6 +296,8 @@ class SequenceClassifier(PooledEncoder):
         pooled = self.pool(
             tokens, lengths, rngs, segment_ids=segment_ids, documents=documents
         )
+        if self.norm is not None:
+            pooled = self.norm(pooled)
         if self.hidden is None:
             return self.logits(self.dropout(pooled, rngs))
         return self.logits(jax.nn.relu(self.hidden(pooled)))

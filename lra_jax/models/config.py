@@ -8,12 +8,22 @@ range. Nothing here imports jax or numpy, because ``--help`` must be quick.
 import ast
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from numbers import Integral
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from lra_jax.attention import registry
-from lra_jax.errors import Count, Positive, Range, Rate, Size, check_types, expected
+from lra_jax.errors import (
+    Count,
+    NotNegative,
+    Positive,
+    Range,
+    Rate,
+    Size,
+    check_types,
+    expected,
+)
 
 Inputs = Literal["embedding", "linear", "vectors"]
 Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
@@ -25,6 +35,7 @@ Pooling = Literal[
 Padding = Literal["lengths", "zeros"]
 Interaction = Literal["concat", "nli"]
 MlpKind = Literal["auto", "dense", "glu", "product_key", "none"]
+Head = Literal["mlp", "linear"]
 # The most that anybody has trained: DeepNet, arXiv:2203.00555.
 Depth = Annotated[int, Range("1 to 1000", 1, 1000)]
 Text = str | Mapping[str, Any] | tuple[Any, ...]
@@ -49,6 +60,7 @@ class ModelConfig:
         anything else that `lra_jax.attention.resolve` accepts; see
         `MultiHeadAttention`.
       grid: rows and columns of the images; None = sequences.
+      channels: values of a pixel, 3 in colour; for inputs "linear".
       reconstructs: a learned vector, initially zero, can replace tokens, which a linear
         head of the classifiers then reconstructs.
       remat: keep only each block's input for the backward pass, and recompute the rest:
@@ -81,6 +93,10 @@ class ModelConfig:
     patch: Size = 1
     """Image tasks, with inputs=linear: side of the square patches of pixels that make
     one position each; 1 = every pixel is a position."""
+    stages: Text = ""
+    """Image tasks: blocks of each stage, as in `3,3,10,3`, `num_layers` together. Each
+    stage after the first has a quarter of the positions, by a convolution over 2 x 2 of
+    them, and twice the width, of MLP and heads as well. By default, one stage."""
     positions: Positions = "learned"
     """learned, sinusoidal: added to the inputs. learned_2d: one vector for the row plus
     one for the column; for images. rotary: queries and keys are rotated instead."""
@@ -108,6 +124,12 @@ class ModelConfig:
     """The rate on embeddings; None = that of dropout."""
     mlp_dropout: Rate | None = None
     """The rate after the activation of the MLP; None = that of dropout."""
+    drop_path: Rate = 0.0
+    """Rate at which the last block's branches are left out, each for whole examples;
+    that of the others rises linearly from 0 in the first."""
+    layer_scale: NotNegative = 0.0
+    """Initial value of a learned factor on each column of the MLP's output; 0 = none.
+    1e-5 in deep image models."""
     is_causal: bool = False
     """Let each position see only itself and those before it: a decoder."""
     short_conv: Count = 0
@@ -132,6 +154,9 @@ class ModelConfig:
     """mean: average over the real tokens. cls: a learned vector in front of them.
     first: the first token's row, as in LRA's encoder of pairs. last: the last real
     token's. attention: four averages with learned weights. ends: first and last."""
+    head: Head = "mlp"
+    """Of a classifier. mlp: a hidden layer with a ReLU. linear: LayerNorm after the
+    pooling, in place of the encoder's last norm, and one layer."""
     padding: Padding = "lengths"
     """lengths: exact. zeros: LRA's rule that every token with id 0 is padding, so that
     black pixels vanish; for comparison with LRA's code."""
@@ -140,6 +165,7 @@ class ModelConfig:
     num_kv_heads: Size | None = dataclasses.field(default=None, metadata=_NO_FLAG)
     mechanism: Any = dataclasses.field(default="cosformer", metadata=_NO_FLAG)
     grid: tuple[int, int] | None = dataclasses.field(default=None, metadata=_NO_FLAG)
+    channels: Size = dataclasses.field(default=1, metadata=_NO_FLAG)
     reconstructs: bool = dataclasses.field(default=False, metadata=_NO_FLAG)
     remat: bool = dataclasses.field(default=False, metadata=_NO_FLAG)
     dtype: Any = dataclasses.field(default=None, metadata=_NO_FLAG)
@@ -187,23 +213,29 @@ class ModelConfig:
             raise expected("padding", needed, "'zeros'")
         if self.hybrid:
             self._check_hybrid()
+        if self.depths and sum(self.depths) != self.num_layers:
+            needed = f"{sum(self.depths)}, the blocks of stages={self.stages}"
+            raise expected("num_layers", needed, self.num_layers)
         self._check_images()
 
     def _check_images(self) -> None:
+        smallest = self.at(self.num_layers - 1).patch  # That makes one position.
         needs = {
             "positions": self.positions == "learned_2d",
             "patch": self.patch > 1,
+            "stages": bool(self.depths),
             "conv_grid": self.conv_grid,
             "grid": self.options.get("grid") is True,
         }
         for name in (name for name, is_set in needs.items() if is_set):
             if self.grid is None:
                 raise expected(name, "images, which an image task has", "sequences")
-            if any(side % self.patch for side in self.grid):
+            if any(side % smallest for side in self.grid):
                 needed = f"a divisor of both sides of {self.grid} images"
-                raise expected("patch", needed, self.patch)
-            if name in ("conv_grid", "grid") and self.cls_token:
-                raise expected("pooling", f"another value with {name}=True", "'cls'")
+                last = f" ({smallest} in the last stage)" if self.depths else ""
+                raise expected("patch", needed, f"{self.patch}{last}")
+            if name in ("stages", "conv_grid", "grid") and self.cls_token:
+                raise expected("pooling", f"another value with {name}", "'cls'")
             if name in ("conv_grid", "grid") and self.is_causal:
                 raise expected("is_causal", f"False with {name}=True", True)
         if self.patch > 1 and self.inputs != "linear":
@@ -240,14 +272,36 @@ class ModelConfig:
     @functools.cached_property
     def clusters(self) -> tuple[int, ...]:
         """The token ids in `cutoffs`."""
-        cutoffs: Any = self.cutoffs
-        if not isinstance(cutoffs, str):
-            return cutoffs
-        try:
-            return tuple(int(part) for part in cutoffs.split(",") if cutoffs)
-        except ValueError:
-            needed = "token ids, as in 20000,60000"
-            raise expected("cutoffs", needed, f"{cutoffs!r}") from None
+        return _integers("cutoffs", self.cutoffs, "token ids, as in 20000,60000")
+
+    @functools.cached_property
+    def depths(self) -> tuple[int, ...]:
+        """The numbers of blocks in `stages`; none without stages."""
+        needed = "numbers of blocks, as in 3,3,10,3"
+        depths = _integers("stages", self.stages, needed)
+        if min(depths, default=1) < 1:
+            raise expected("stages", needed, f"{self.stages!r}")
+        return depths
+
+    def stage(self, index: int) -> int:
+        """The stage of a block; both are counted from 0."""
+        ends = itertools.accumulate(self.depths[:-1])
+        return sum(index >= end for end in ends)
+
+    def at(self, index: int) -> Self:
+        """The sizes of a block's stage, counted from 0, as those of a model of its own:
+        in each stage a position is a patch of twice the side."""
+        if not self.depths:
+            return self
+        factor = 2 ** self.stage(index)
+        return dataclasses.replace(
+            self,
+            stages="",
+            embed_dim=self.embed_dim * factor,
+            qkv_dim=None if self.qkv_dim is None else self.qkv_dim * factor,
+            mlp_dim=self.mlp_dim * factor,
+            patch=self.patch * factor,
+        )
 
     @property
     def hybrid_names(self) -> tuple[Any, ...]:
@@ -320,13 +374,27 @@ class ModelConfig:
                 if len({repr(block.get(name)) for block in blocks}) > 1:
                     needed = "one value for all blocks, which share their arrays"
                     raise expected(name, f"{needed} with sharing=layerwise", value)
-        on_grid = {"grid": self.patch_grid}
-        return [one | on_grid if one.get("grid") is True else one for one in blocks]
+        return [
+            one | {"grid": self.at(index).patch_grid}
+            if one.get("grid") is True
+            else one
+            for index, one in enumerate(blocks)
+        ]
 
     @property
     def shares_parameters(self) -> bool:
         """Whether all blocks compute with the first one's arrays of the mechanism."""
         return any(one.get("sharing") == "layerwise" for one in self.block_options)
+
+
+def _integers(name: str, value: Any, needed: str) -> tuple[int, ...]:
+    """Parses ``"1,2"``; values that are not text stay as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(int(part) for part in value.split(",") if value)
+    except ValueError:
+        raise expected(name, needed, f"{value!r}") from None
 
 
 def parse_options(text: Text, flag: str = "--model.attention_options") -> dict:

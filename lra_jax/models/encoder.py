@@ -26,6 +26,7 @@ from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
 from lra_jax.models.layers import (
     Dropout,
+    DropPath,
     LayerNorm,
     add_positions,
     at_positions,
@@ -33,7 +34,7 @@ from lra_jax.models.layers import (
 )
 from lra_jax.models.mlp import Mlp
 from lra_jax.models.padding import order_real_first, reorder
-from lra_jax.models.patches import any_real
+from lra_jax.models.patches import Merge, any_real
 from lra_jax.models.product_keys import ProductKeyMemory
 from lra_jax.models.remat import recompute
 
@@ -52,6 +53,9 @@ class EncoderBlock(nnx.Module):
       norm: "layer" (LayerNorm), "instance" (`InstanceNorm`) or "batch" (`BatchNorm`).
       post_norm: see above.
       dropout: rate on both branches.
+      drop_path: rate at which a branch is left out, for each example.
+      layer_scale: initial value of a factor for each column of the MLP's output
+        (LayerScale, Touvron et al. 2021, arXiv:2103.17239); 0 = none.
       epsilon: added to the variances of the norms; None = their default.
       dtype: dtype of the computation; statistics of the norms are float32 or wider.
     """
@@ -65,6 +69,8 @@ class EncoderBlock(nnx.Module):
         norm: Norm = "layer",
         post_norm: bool = False,
         dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float = 0.0,
         epsilon: float | None = None,
         dtype: Any = None,
     ):
@@ -76,6 +82,10 @@ class EncoderBlock(nnx.Module):
         self.mlp: Any = mlp
         self.post_norm = post_norm
         self.dropout = Dropout(dropout)
+        self.drop_path = DropPath(drop_path)
+        scale = jnp.full((embed_dim,), layer_scale, jnp.float32)
+        has_scale = layer_scale > 0 and mlp is not None
+        self.scale: Any = nnx.Param(scale) if has_scale else None
 
     def __call__(
         self,
@@ -131,11 +141,12 @@ class EncoderBlock(nnx.Module):
     ) -> jax.Array:
         """The block, with these two functions as its attention and its MLP."""
         parts = [(self.attention_norm, attend)]
-        parts += [] if self.mlp is None else [(self.mlp_norm, transform)]
+        if self.mlp is not None:
+            parts += [(self.mlp_norm, lambda x: self.scale_mlp(transform(x)))]
         training = rngs is not None
         for norm, branch in parts:
             inner = self.apply_norm(norm, x, after=False, training=training, **rows)
-            x = x + self.dropout(branch(inner), rngs)
+            x = x + self.drop_path(self.dropout(branch(inner), rngs), rngs)
             x = self.apply_norm(norm, x, after=True, training=training, **rows)
         return x
 
@@ -168,6 +179,10 @@ class EncoderBlock(nnx.Module):
         more = {"segment_ids": segment_ids} if attends else {}
         return self.mlp(x, mask=mask, rngs=rngs, **more)
 
+    def scale_mlp(self, x: jax.Array) -> jax.Array:
+        """Applies LayerScale to outputs of the MLP, if the block has it."""
+        return x if self.scale is None else x * at_positions(self.scale[...], x)
+
 
 class VectorEncoder(nnx.Module):
     """N blocks and a final norm, on vectors.
@@ -190,11 +205,12 @@ class VectorEncoder(nnx.Module):
         self.dropout = Dropout(config.dropout if rate is None else rate)
         blocks = range(config.num_layers)
         self.blocks = nnx.List([make_block(config, index, rngs) for index in blocks])
-        norm = _NORMS[config.norm]
+        ends = [x for x in blocks[1:] if config.stage(x) > config.stage(x - 1)]
+        # By the block before which they come.
+        self.merges = nnx.Dict({str(x): Merge(config.at(x - 1), rngs) for x in ends})
+        norm, width = _NORMS[config.norm], config.at(config.num_layers - 1).embed_dim
         ends_in_norm = config.post_norm and not config.final_norm
-        self.norm: Any = (
-            None if ends_in_norm else norm(config.embed_dim, dtype=config.dtype)
-        )
+        self.norm: Any = None if ends_in_norm else norm(width, dtype=config.dtype)
 
     def encode(
         self,
@@ -203,7 +219,8 @@ class VectorEncoder(nnx.Module):
         rngs: nnx.Rngs | None = None,
         segment_ids: jax.Array | None = None,
     ) -> jax.Array:
-        """Vectors `[B, T, D]` to `[B, T, D]`.
+        """Vectors `[B, T, D]` to `[B, T, D]`; each stage after the first has a quarter
+        of the rows, of twice the width.
 
         Args:
           x: the vectors.
@@ -215,9 +232,13 @@ class VectorEncoder(nnx.Module):
         shares = self.config.shares_parameters
         shared = self.blocks[0].attention.parameters if shares else None
         memory = None
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks):
+            if str(index) in self.merges:
+                (x, mask), memory = self.merges[str(index)](x, mask), None
 
-            def call(rngs: Any, x: Any, memory: Any, block: Any = block) -> Any:
+            def call(
+                rngs: Any, x: Any, memory: Any, block: Any = block, mask: Any = mask
+            ) -> Any:
                 return block.carry(x, mask, rngs, shared, memory, segment_ids)
 
             # A capture keeps the blocks' intermediates, so nothing is recomputed.
@@ -285,7 +306,7 @@ class TransformerEncoder(VectorEncoder):
         """Encodes a batch.
 
         Args:
-          tokens: integer `[B, T]`, or real vectors `[B, T, C]`.
+          tokens: integer `[B, T]`, pixels in colour or real vectors `[B, T, C]`.
           mask: boolean `[B, T]`, True at real tokens; None = all real. Padding may be
             anywhere in a row: positions count the real tokens.
           rngs: with a stream "dropout", for training; None for evaluation, with the
@@ -301,7 +322,8 @@ class TransformerEncoder(VectorEncoder):
 
         Returns:
           `[B, T, D]`, with the class vector's row in front if there is one; for images
-          in patches of P x P pixels `[B, T / P^2, D]`.
+          in patches of P x P pixels `[B, T / P^2, D]`, and with S stages a quarter as
+          many rows, of twice the width, S - 1 times.
 
         Raises:
           ValueError: arrays of other shapes, T above ``max_length`` or not that of the
@@ -309,8 +331,9 @@ class TransformerEncoder(VectorEncoder):
             a model that has no vector for them.
         """
         config = self.config
-        if config.inputs == "vectors":
-            check_shape("tokens", tokens, "B T C", None, None, self.vocab_size)
+        if config.inputs == "vectors" or config.channels > 1:
+            colours = config.channels if config.channels > 1 else self.vocab_size
+            check_shape("tokens", tokens, "B T C", None, None, colours)
         else:
             check_shape("tokens", tokens, "B T", None, None)
         batch, length = tokens.shape[:2]
@@ -354,7 +377,7 @@ class TransformerEncoder(VectorEncoder):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Vectors of tokens and positions, and which of them are real."""
         config = self.config
-        grid = config.grid if config.patch > 1 else None
+        grid = config.grid if config.patch > 1 or config.channels > 1 else None
         scaled = config.scale_embeddings
         x = embed_inputs(self.embed, tokens, grid, config.patch, scaled=scaled)
         if grid is not None and mask is not None:
@@ -377,8 +400,9 @@ class TransformerEncoder(VectorEncoder):
     def _check_hidden(self, hidden: jax.Array, tokens: jax.Array) -> None:
         if self.hidden is None:
             raise expected("hidden", "None without reconstructs=True", "an array")
-        if self.config.patch > 1:
-            needed = f"None with patch={self.config.patch}"
+        if self.config.patch > 1 or self.config.depths:
+            stages = f", stages={self.config.stages}" * bool(self.config.depths)
+            needed = f"None with patch={self.config.patch}{stages}"
             raise expected("hidden", needed, "an array")
         check_shape("hidden", hidden, "B T", *tokens.shape[:2])
 
@@ -388,7 +412,8 @@ class TransformerEncoder(VectorEncoder):
         if segment_ids is None:
             return None
         config = self.config
-        in_grid = config.positions == "learned_2d" or config.patch > 1
+        merged = config.patch > 1 or bool(config.depths)
+        in_grid = config.positions == "learned_2d" or merged
         if self.cls is not None or in_grid:
             one = "a class vector" if self.cls is not None else "positions in a grid"
             raise expected("segment_ids", f"None with {one}", "an array")
@@ -400,10 +425,12 @@ def make_block(config: ModelConfig, index: int, rngs: nnx.Rngs) -> EncoderBlock:
     return EncoderBlock(
         make_attention(config, index, rngs),
         _make_mlp(config, index, rngs),
-        config.embed_dim,
+        config.at(index).embed_dim,
         norm=config.norm,
         post_norm=config.post_norm,
         dropout=config.dropout,
+        drop_path=config.drop_path * index / max(config.num_layers - 1, 1),
+        layer_scale=config.layer_scale,
         dtype=config.dtype,
     )
 
@@ -416,19 +443,19 @@ def make_attention(
     Raises:
       ValueError: see `MultiHeadAttention`; that of a hybrid's other mechanism says so.
     """
-    mechanism = config.block_mechanism(index)
+    mechanism, stage = config.block_mechanism(index), config.at(index)
     try:
         return MultiHeadAttention(
             config.num_heads,
-            config.embed_dim,
+            stage.embed_dim,
             mechanism=mechanism,
             options=config.block_options[index],
-            qkv_features=config.qkv_dim,
+            qkv_features=stage.qkv_dim,
             num_kv_heads=config.num_kv_heads,
-            max_length=config.length,
+            max_length=stage.length,
             is_causal=config.is_causal,
             short_conv=config.short_conv,
-            conv_grid=config.patch_grid if config.conv_grid else None,
+            conv_grid=stage.patch_grid if config.conv_grid else None,
             gate=config.gate,
             local_values=config.local_values,
             rotary=config.positions == "rotary",
@@ -448,6 +475,7 @@ def make_attention(
 def _make_mlp(config: ModelConfig, index: int, rngs: nnx.Rngs) -> nnx.Module | None:
     """The second part of a block."""
     kind, rate = config.mlp_kind(index), config.mlp_dropout
+    stage = config.at(index)
     rate = config.dropout if rate is None else rate
     more: dict[str, Any] = {"dropout": rate, "dtype": config.dtype, "rngs": rngs}
     if kind == "none":
@@ -456,8 +484,8 @@ def _make_mlp(config: ModelConfig, index: int, rngs: nnx.Rngs) -> nnx.Module | N
         return make_attention(config, index, rngs)
     if kind == "product_key":
         options = parse_options(config.mlp_options, "--model.mlp_options")
-        return ProductKeyMemory(config.embed_dim, options, **more)
-    sizes = config.embed_dim, config.mlp_dim
+        return ProductKeyMemory(stage.embed_dim, options, **more)
+    sizes = stage.embed_dim, stage.mlp_dim
     return Mlp(*sizes, gated=kind == "glu", activation=config.activation, **more)
 
 

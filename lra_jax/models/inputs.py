@@ -6,7 +6,7 @@ Inputs:
              narrower ones (`adaptive`).
   linear     ``W (value / 255) + b``: for pixels, treating their values as numbers (as
              in S4 and later work). With a ``patch`` of P, the P^2 pixels of a patch
-             together are projected to one position (`patches`).
+             together, in all colours, are projected to one position (`patches`).
   vectors    ``W x + b`` of real vectors x `[C]`, as of time series, with C in place of
              the size of a vocabulary.
 
@@ -43,7 +43,7 @@ def make_inputs(
 ) -> nnx.Embed | AdaptiveEmbed | Dense:
     """The layer that `embed_inputs` calls."""
     if config.inputs == "linear":
-        pixels = config.patch**2
+        pixels = config.patch**2 * config.channels
         return Dense(pixels, config.embed_dim, dtype=config.dtype, rngs=rngs)
     if config.inputs == "vectors":
         return Dense(vocab_size, config.embed_dim, dtype=config.dtype, rngs=rngs)
@@ -63,13 +63,13 @@ def embed_inputs(
     *,
     scaled: bool = False,
 ) -> jax.Array:
-    """Integers `[B, T]`, or real vectors `[B, T, C]`, to vectors `[B, T, D]`, or
-    `[B, T / P^2, D]` for patches.
+    """Integers `[B, T]`, pixels in colour or real vectors `[B, T, C]`, to vectors
+    `[B, T, D]`, or `[B, T / P^2, D]` for patches.
 
     Args:
       layer: as made by `make_inputs`.
       tokens: ids, pixels or real vectors.
-      grid: rows and columns of images that are cut into patches.
+      grid: rows and columns of images that are in colour or cut into patches.
       patch: side P of a patch.
       scaled: whether vectors, except those of pixels, are multiplied by the root of D.
 
@@ -87,7 +87,7 @@ def embed_inputs(
             # positions of a token, are float32; `nnx.Embed` casts the table.
             rows = take_rows(layer.embedding[...], tokens).astype(layer.dtype)
         return rows * math.sqrt(rows.shape[-1]) if scaled else rows
-    if tokens.ndim == 3:
+    if tokens.ndim == 3 and grid is None:
         projected = layer(tokens.astype(jnp.float32))
         return projected * math.sqrt(projected.shape[-1]) if scaled else projected
     _check_integers("tokens", tokens)

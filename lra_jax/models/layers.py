@@ -188,6 +188,27 @@ class Dropout(nnx.Module):
         return jnp.where(keep, inputs * scale, 0)
 
 
+class DropPath(nnx.Module):
+    """Zeroes whole examples of a branch with probability ``rate``, and rescales the
+    others: stochastic depth (Huang et al. 2016, arXiv:1603.09382).
+
+    Documents that are packed into a row share its fate.
+    """
+
+    def __init__(self, rate: float):
+        check_dropout(rate, "drop_path")
+        self.rate = rate
+
+    def __call__(self, inputs: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """`[B, ...]` to the same shape; unchanged without ``rngs``."""
+        if rngs is None or self.rate == 0:
+            return inputs
+        shape = len(inputs), *(1,) * (inputs.ndim - 1)
+        keep = ~draw_mask(rngs.dropout(), self.rate, shape)
+        scale = jnp.asarray(1 / (1 - self.rate), inputs.dtype)
+        return jnp.where(keep, inputs * scale, 0)
+
+
 def draw_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
     """True with probability ``rate``, for each element separately."""
     limit = np.uint32(min(round(rate * 2**32), 2**32 - 1))
