@@ -35,8 +35,9 @@ class ReportConfig:
     out: str = "report"
     """Folder for report.html, report.md and their pictures."""
     format: str = ",".join(_PAGES)
-    """Any of html, md, latex, csv and json, separated by commas; the last three have
-    one row per setting, with the mean accuracy over seeds."""
+    """Any of html, md, latex, csv and json, separated by commas. All have one row per
+    mechanism, at the setting that validation prefers, and every setting below it; csv
+    and json in a second file."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -125,9 +126,9 @@ def _write(
     files = [out / f"report.{name}" for name in pages]
     if pages:
         results.make_page(groups, notes, out).write("report", pages)
-    for name, (file, text) in exports.FORMATS.items():
-        if name in formats:
-            write_text(out / file, text(exports.rows(groups)))
+    for name in exports.FORMATS:
+        for file, text in exports.FORMATS[name].items() if name in formats else ():
+            write_text(out / file, text(groups))
             files.append(out / file)
     return files
 

@@ -197,12 +197,12 @@ def summarise(groups: Mapping[str, "Group"]) -> Iterator[str]:
 
 def best_by_validation(groups: Mapping[str, "Group"]) -> Iterator[str]:
     """A line for each task and mechanism with several series: the best of them, by
-    `lra_jax.reports.comparison.best_group`.
+    `lra_jax.reports.choice.best_group`.
 
     Series whose checkpoints were chosen by accuracy are not compared with those chosen
     by loss (``--train.best_by``), nor are runs on different examples.
     """
-    from lra_jax.reports.comparison import best_group
+    from lra_jax.reports.choice import best_group, budgets, unequal_budgets
 
     comparable: dict[tuple[str, ...], dict[str, Group]] = {}
     for series, group in groups.items():
@@ -213,9 +213,10 @@ def best_by_validation(groups: Mapping[str, "Group"]) -> Iterator[str]:
         best = best_group([*by_series.values()])
         if len(by_series) > 1 and best is not None:
             (series,) = (name for name, group in by_series.items() if group is best)
+            unequal = unequal_budgets(budgets([*by_series.values()]))
             yield (
                 f"{task}, {mixers}: best of {len(by_series)}: {series}, by "
-                f"{_validation(best)}"
+                f"{_validation(best)}{f'; {unequal}' if unequal else ''}"
             )
 
 

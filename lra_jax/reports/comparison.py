@@ -1,4 +1,4 @@
-"""Compares groups of runs: what tells them apart, and which is best by validation."""
+"""Names groups of runs by what tells them apart."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -8,33 +8,6 @@ from lra_jax.reports.runs import Group
 from lra_jax.tasks import get_task
 
 _OF_REPORTING = ("train.log_every", "train.eval_batch_size")
-
-
-def best_group(groups: Sequence[Group]) -> Group | None:
-    """The best of several settings, without a look at the test split.
-
-    Only groups with the most seeds are compared: the missing seeds of a setting may be
-    those that failed. Groups of equal accuracy are compared by their validation loss,
-    and then by their settings, the preset's own first.
-
-    Returns:
-      None if several of them are left, and validation was the test split.
-    """
-    most = max((len(group.runs) for group in groups), default=0)
-    compared = [group for group in groups if len(group.runs) == most]
-    if len(compared) > 1 and any(group.last_only for group in compared):
-        return None
-    by_loss = all(group.config.train.best_by == "loss" for group in compared)
-
-    def rank(group: Group) -> tuple[Any, ...]:
-        """Lower for better groups."""
-        loss = group.mean("valid_loss_best")
-        accuracy = group.mean("valid_accuracy_best")
-        changed = settings_unlike_preset(group, apart_from=())
-        others = len(changed), repr(sorted(group.config.identity().items()))
-        return (loss, *others) if by_loss else (-accuracy, loss, *others)
-
-    return min(compared, key=rank, default=None)
 
 
 def title(group: Group) -> str:
@@ -111,6 +84,24 @@ def settings_unlike_preset(group: Group, apart_from: Iterable[str]) -> list[str]
     every = group.config.identity()
     mine = {n: x for n, x in group.config.protocol().items() if n not in skipped}
     return _differences(mine, _preset(group), lambda name: _short(name, every))
+
+
+def model_name(group: Group) -> str:
+    """A mechanism, its options, and the settings that are not the preset's, except for
+    those that were tuned."""
+    model = group.config.model
+    named = {"model.attention_options", "model.is_causal", *tuned_names(group)}
+    parts = [group.config.attention, model.attention_options]
+    parts += settings_unlike_preset(group, apart_from=named)
+    if not model.is_causal:
+        parts.append("encoder")
+    return " ".join(filter(None, parts))
+
+
+def tuned_names(group: Group) -> tuple[str, ...]:
+    """The settings of which a row shows the best value by validation."""
+    protocol = get_task(group.config.task).sweeps.get(group.config.preset, {})
+    return tuple(dict.fromkeys(("train.learning_rate", *protocol)))
 
 
 def data_unlike_preset(group: Group) -> list[str]:

@@ -53,9 +53,12 @@ def _points(
     return {line["step"]: unit * line[name] for line in of_split if name in line}
 
 
-def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
+def learning_curves(
+    groups: Sequence[Group], among: Sequence[Group] = ()
+) -> list[charts.Line]:
     """Validation accuracy in percent of each group that has any: the mean over seeds at
-    the steps common to all, and each seed."""
+    the steps common to all, and each seed. Names say what differs `among` more groups.
+    """
     lines = []
     for group in groups:
         seeds = [_points(run.metrics, "valid", "accuracy", 100) for run in group.runs]
@@ -64,7 +67,9 @@ def learning_curves(groups: Sequence[Group]) -> list[charts.Line]:
             continue
         values = [[seed[step] for seed in seeds] for step in steps]
         line = charts.Line(
-            full_title(group, groups), steps, list(map(statistics.fmean, values))
+            full_title(group, among or groups),
+            steps,
+            list(map(statistics.fmean, values)),
         )
         if len(seeds) > 1:
             faint = [(list(seed), list(seed.values())) for seed in seeds]

@@ -1,15 +1,23 @@
 """The rows of a report for other programs: CSV, JSON, and LaTeX to paste."""
 
 import json
+import math
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from lra_jax.reports.choice import (
+    SETTINGS,
+    find_families,
+    settings_table,
+    unequal_budgets,
+)
 from lra_jax.reports.comparison import differing_settings
+from lra_jax.reports.protocol import protocol
 from lra_jax.reports.runs import Group
-from lra_jax.reports.table import Table
+from lra_jax.reports.table import Table, to_latex_text
 from lra_jax.tasks import get_task
 from lra_jax.training.result import shared_scores, standard_error
 
@@ -19,10 +27,20 @@ _OF_TEXTS = ("bits_per_byte", "perplexity")
 
 
 def rows(groups: Sequence[Group]) -> list[Row]:
-    """One row for runs that differ only in their seed; accuracies are in percent."""
+    """One row for runs that differ only in their seed; accuracies are in percent.
+
+    Rows are in the order of `find_families`, and ``chosen`` are those of a table with
+    one row for each mechanism.
+    """
     return [
-        _row(group) | {"settings": differing_settings(group, groups)}
-        for group in groups
+        _row(group)
+        | {
+            "settings": differing_settings(group, groups),
+            "settings_tried": len(family.groups),
+            "chosen": any(group is one for one in family.chosen),
+        }
+        for family in find_families(groups)
+        for group in family.groups
     ]
 
 
@@ -39,6 +57,9 @@ def _row(group: Group) -> Row:
         "attention": config.mixers,
         "preset": config.preset,
         "metric": group.metric,
+        "chosen_by": None if group.last_only else config.train.best_by,
+        "validation_accuracy": group.mean("valid_accuracy_best"),
+        "validation_loss": group.mean("valid_loss_best"),
         "test_accuracy": mean,
         "checkpoint": "last" if group.last_only else "best",
         "seeds": len(group.runs),
@@ -51,6 +72,8 @@ def _row(group: Group) -> Row:
         "official_protocol": group.by_protocol,
         "test_examples": first.test_examples,
         "steps": first.steps,
+        "training_examples": group.budget[0],
+        "data_fingerprint": group.fingerprint,
         "steps_per_second": group.mean("steps_per_second"),
         "steps_per_second_kind": group.speed_kind,
         "parameters": first.parameters,
@@ -59,6 +82,7 @@ def _row(group: Group) -> Row:
         "device": group.text("device"),
         "commit": group.text("commit"),
         "command": first.command,
+        "protocol": protocol(group),
     }
 
 
@@ -92,14 +116,19 @@ def to_json(rows: Sequence[Row]) -> str:
     return json.dumps(rows, indent=2) + "\n"
 
 
-def to_latex(rows: Sequence[Row]) -> str:
+def to_latex(groups: Sequence[Group]) -> str:
     """Tables for each task, in the style of booktabs: first the runs by the LRA's
     protocol, comparable with published rows, then those with other training or models,
-    then those on other data."""
+    then those on other data; and last every setting of the mechanisms with several."""
     tables: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=_rank):
-        tables.setdefault(_caption(row), []).append(row)
-    return "\n".join(_table(caption, members) for caption, members in tables.items())
+    for row in sorted(rows(groups), key=_rank):
+        if row["chosen"]:
+            tables.setdefault(_caption(row), []).append(row)
+    parts = [_table(caption, members) for caption, members in tables.items()]
+    settings = settings_table(groups)
+    if settings.rows:
+        parts.append(settings.latex("all settings", SETTINGS))
+    return "\n".join(["% \\usepackage{booktabs}", *parts])
 
 
 def _rank(row: Row) -> tuple[str, bool, bool]:
@@ -118,50 +147,122 @@ def _caption(row: Row) -> str:
 
 def _table(caption: str, rows: Sequence[Row]) -> str:
     """Of language models with the scores of texts in place of the accuracy."""
-    scores = [name for name in _OF_TEXTS if any(row[name] is not None for row in rows)]
-    heads = [name.replace("_", " ") for name in scores] or [
+    names = [name for name in _OF_TEXTS if any(row[name] is not None for row in rows)]
+    heads = [name.replace("_", " ") for name in names] or [
         f"test {rows[0]['metric']}, %"
     ]
+    unequal = _unequal(rows)
+    # No mark where it would choose a setting on the test split.
+    by_test = any(row["settings_tried"] > 1 and not row["chosen_by"] for row in rows)
+    is_marked = len(rows) > 1 and not unequal and not by_test
+    cells = [_column(rows, name, is_marked) for name in names or ["accuracy"]]
+    protocols = list(dict.fromkeys(row["protocol"] for row in rows))
     lines = []
-    for row in rows:
-        cells = [
-            _mean_and_deviation(row[name], row[f"{name}_deviation"], 3)
-            for name in scores
-        ]
+    for number, row in enumerate(rows):
         speed = f"{row['steps_per_second']:.2f} ({row['steps_per_second_kind']})"
-        more = f" ({row['settings']})" if row["settings"] else ""
-        model = f"{row['attention']}, {row['preset']}{more}"
+        model = to_latex_text(_model(row))
+        if len(protocols) > 1:
+            mark = protocols.index(row["protocol"]) + 1
+            model = Markup(rf"{model}\textsuperscript{{{mark}}}")
         numbers = (row["seeds"], f"{row['parameters']:,}", speed)
-        lines.append((model, *(cells or [_accuracy(row)]), *numbers))
+        lines.append((model, *(column[number] for column in cells), *numbers))
     head = ("model", *heads, "seeds", "parameters", "steps/s")
-    return Table(head, lines).latex(caption)
+    bold = "Bold: within one standard error of the best." if is_marked else ""
+    note = _note(rows, protocols, unequal or bold)
+    return Table(head, lines).latex(caption, note)
 
 
-def _accuracy(row: Row) -> Markup:
-    """Mean and deviation over seeds; for one seed its examples' standard error, where
-    examples have one answer each."""
+def _model(row: Row) -> str:
+    more = f" ({row['settings']})" if row["settings"] else ""
+    return f"{row['attention']}, {row['preset']}{more}"
+
+
+def _unequal(rows: Sequence[Row]) -> str:
+    budgets = {
+        _model(row): (row["training_examples"], row["data_fingerprint"]) for row in rows
+    }
+    return unequal_budgets(budgets)
+
+
+def _note(rows: Sequence[Row], protocols: Sequence[str], remark: str) -> str:
+    """How to read a table: which checkpoint and setting, errors, and the protocols."""
+    words = "Test scores of the checkpoint and the setting that validation prefers"
+    if any(row["checkpoint"] == "last" for row in rows):
+        words = "Scores of the last checkpoint, as validation was the test split"
+    errors = (
+        "plus or minus: sample standard deviation over seeds; se: standard error of "
+        "the test examples of a single seed"
+    )
+    lines = [f"({n}) {text}" for n, text in enumerate(protocols, start=1)]
+    protocol = "; ".join(lines) if len(lines) > 1 else protocols[0]
+    return f"{words}; {errors}. {remark} Protocol: {protocol}.".replace("  ", " ")
+
+
+class _Score(NamedTuple):
+    """A mean over seeds with its sample deviation, and its standard error, 0 if that is
+    not known."""
+
+    mean: float
+    deviation: float | None
+    error: float
+    digits: int
+    remark: str = ""
+
+    def latex(self, is_bold: bool) -> Markup:
+        """The cell of a table."""
+        text = f"{self.mean:.{self.digits}f}"
+        text = rf"\mathbf{{{text}}}" if is_bold else text
+        if self.deviation is not None:
+            text += rf" \pm {self.deviation:.{self.digits}f}"
+        return Markup(f"${text}${self.remark}")
+
+
+def _column(rows: Sequence[Row], name: str, is_marked: bool) -> list[Markup]:
+    """The cells of a score; bold are those within one standard error of the best."""
+    scores = [_score(row, name) for row in rows]
+    sign = -1 if name in _OF_TEXTS else 1
+    known = [score for score in scores if score is not None]
+    best = max(known, key=lambda score: sign * score.mean)
+    least = sign * best.mean - best.error
+    return [
+        Markup("--")
+        if score is None
+        else score.latex(is_marked and sign * score.mean >= least)
+        for score in scores
+    ]
+
+
+def _score(row: Row, name: str) -> _Score | None:
+    """A score of a row; None if it has none, as words have no bits per byte."""
+    if name in _OF_TEXTS:
+        mean, deviation = row[name], row[f"{name}_deviation"]
+        error = (deviation or 0.0) / math.sqrt(row["seeds"])
+        return None if mean is None else _Score(mean, deviation, error, 3)
     if row["mean_over_parts"] is not None:
-        return Markup(f"${row['mean_over_parts']:.2f}$ (mean over its parts)")
-    deviation, error = row["deviation_over_seeds"], row["standard_error_of_examples"]
-    shown = _mean_and_deviation(row["test_accuracy"], deviation, 2)
-    if deviation is None and error is not None:
-        return shown + Markup(f" (se ${error:.2f}$)")
-    return shown
+        return _Score(row["mean_over_parts"], None, 0.0, 2, " (mean over its parts)")
+    mean, deviation = row["test_accuracy"], row["deviation_over_seeds"]
+    if deviation is not None:
+        return _Score(mean, deviation, deviation / math.sqrt(row["seeds"]), 2)
+    error = row["standard_error_of_examples"]
+    if error is None:
+        return _Score(mean, None, 0.0, 2)
+    return _Score(mean, None, error, 2, rf" (se ${error:.2f}$)")
 
 
-def _mean_and_deviation(
-    mean: float | None, deviation: float | None, digits: int
-) -> Markup:
-    """Words have no bits per byte, and a single seed no deviation."""
-    if mean is None:
-        return Markup("--")
-    if deviation is None:
-        return Markup(f"${mean:.{digits}f}$")
-    return Markup(rf"${mean:.{digits}f} \pm {deviation:.{digits}f}$ (sd)")
+Writer = Mapping[str, Callable[[Sequence[Group]], str]]
+"""Files of a format, and how each is made of the groups of finished runs."""
 
 
-FORMATS: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
-    "latex": ("report.tex", to_latex),
-    "csv": ("report.csv", to_csv),
-    "json": ("report.json", to_json),
+def _write(text: Callable[[Sequence[Row]], str], end: str) -> Writer:
+    """One file with a row for each mechanism, and one with every setting."""
+    return {
+        f"report.{end}": lambda groups: text([r for r in rows(groups) if r["chosen"]]),
+        f"report-settings.{end}": lambda groups: text(rows(groups)),
+    }
+
+
+FORMATS: dict[str, Writer] = {
+    "latex": {"report.tex": to_latex},
+    "csv": _write(to_csv, "csv"),
+    "json": _write(to_json, "json"),
 }

@@ -4,10 +4,18 @@ import collections
 from collections.abc import Sequence
 from pathlib import Path
 
-from lra_jax.configs import TASKS, Config, ModelConfig
+from lra_jax.configs import TASKS
 from lra_jax.reports import curves
-from lra_jax.reports.comparison import best_group, differing_code, full_title, title
+from lra_jax.reports.choice import (
+    all_settings,
+    best_group,
+    budgets,
+    chosen_groups,
+    unequal_budgets,
+)
+from lra_jax.reports.comparison import differing_code, full_title, title
 from lra_jax.reports.page import Items, Page, Part, Section
+from lra_jax.reports.protocol import protocol
 from lra_jax.reports.runs import Group
 from lra_jax.reports.suites import suite_sections
 from lra_jax.reports.table import Table, number
@@ -28,12 +36,14 @@ _AVERAGES = (
     "the tables of the tasks."
 )
 _OTHERS = (
-    "Runs whose data, model or training differ from LRA's: comparable with each "
-    "other, but not with published rows."
+    "Runs whose data, model or training differ from LRA's: not comparable with "
+    "published rows."
 )
+_EQUAL = "Comparable with each other: all have the same training budget."
 _OTHER_AVERAGES = (
     "The same averages of runs on LRA's data whose model or training does not follow "
-    "LRA's protocol: comparable with each other, but not with published rows."
+    "LRA's protocol: not comparable with published rows, nor with each other where "
+    "the training budgets of a task differ, see its tables."
 )
 
 
@@ -48,10 +58,14 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
     page = Page("Long-Range Arena: report of runs", folder)
     runs = _several(sum(len(group.runs) for group in groups), "finished run")
     page.add(
-        f"{runs} of {_several(len(groups), 'setting')}. Accuracies are in percent of "
-        "the whole test split; ± is the sample standard deviation over seeds. For a "
-        "single seed, se is the standard error from the number of test examples "
-        "alone, which says nothing about other seeds.",
+        f"{runs} of {_several(len(groups), 'setting')}. A mechanism has one row for "
+        "each preset and set of examples, at the setting with the best validation "
+        "score (mean over seeds), and rows are in the order of that score: the test "
+        "split neither chooses nor sorts. Where validation was the test split, nothing "
+        "is chosen, and every setting has a row. Accuracies are in percent of the "
+        "whole test split; ± is the sample standard deviation over seeds. For a single "
+        "seed, se is the standard error from the number of test examples alone, which "
+        "says nothing about other seeds.",
         _CHECKPOINTS,
         "Steps/s is the median in training, without evaluations and compilation; "
         "(cold) marks a run so short that compilation is included. Peak memory states "
@@ -77,14 +91,18 @@ def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Pa
 
 
 def _task_section(task: str, groups: Sequence[Group]) -> Section:
-    """The runs beside published rows, the others, and the curves of all."""
+    """The runs beside published rows, the others, their curves, and all settings."""
     parts: list[Part] = []
+    chosen = chosen_groups(groups)
     for is_official in (True, False):
-        members = [group for group in groups if group.by_protocol == is_official]
+        members = [group for group in chosen if group.by_protocol == is_official]
         if members:
+            unequal = unequal_budgets(budgets(members))
             parts += [] if is_official else [_OTHERS]
-            parts.append(task_table(task, members))
-    lines = curves.learning_curves(groups)
+            parts += [unequal or _EQUAL] if len(members) > 1 else []
+            parts.append(task_table(task, members, groups))
+    parts += all_settings(groups)
+    lines = curves.learning_curves(chosen, groups)
     parts += [curves.chart(task, lines, groups[0].metric)] if lines else []
     return Section(task, parts)
 
@@ -99,9 +117,11 @@ def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:
     return {task: [g for g in groups if g.config.task == task] for task in tasks}
 
 
-def task_table(task: str, groups: Sequence[Group]) -> Table:
+def task_table(
+    task: str, groups: Sequence[Group], among: Sequence[Group] = ()
+) -> Table:
     """Our runs of a task, then baselines for its data, and the published rows with the
-    protocol of one of the runs."""
+    protocol of one of the runs; names say what differs `among` more groups."""
     head = (
         "model",
         f"test {groups[0].metric} %",
@@ -112,7 +132,7 @@ def task_table(task: str, groups: Sequence[Group]) -> Table:
         "parameters",
         "protocol or source",
     )
-    rows = [_our_row(group, groups) for group in groups]
+    rows = [_our_row(group, among or groups) for group in groups]
     if any(group.official for group in groups):
         info = get_task(task)
         for name, accuracy in info.floors:
@@ -203,11 +223,11 @@ def _our_row(group: Group, groups: Sequence[Group]) -> tuple[str, ...]:
         full_title(group, groups),
         best,
         _spread(group, "test_accuracy_last"),
-        ", ".join(str(run.config.seed) for run in group.runs),
+        str(len(group.runs)),
         f"{group.mean('steps_per_second'):.2f}{cold}",
         f"{peak / 2**20:,.0f} MiB ({kind})",
         f"{group.results[0].parameters:,}",
-        _protocol(group),
+        protocol(group),
     )
 
 
@@ -215,64 +235,8 @@ def _spread(group: Group, name: str) -> str:
     """Mean and sd over seeds; for one seed the standard error of its test examples."""
     mean, deviation = group.mean(name), group.deviation(name)
     if deviation is not None:
-        return f"{mean:.2f} ± {deviation:.2f} (sd, {len(group.runs)} seeds)"
+        return f"{mean:.2f} ± {deviation:.2f}"
     if group.metric != "accuracy":
-        return f"{mean:.2f} (1 seed)"
+        return f"{mean:.2f}"
     error = standard_error(mean, group.results[0].test_examples)
-    return f"{mean:.2f} (1 seed; se {error:.2f})"
-
-
-def _protocol(group: Group) -> str:
-    """The model that was trained, and its machine, on one line."""
-    config = group.config
-    train, model, data = config.train, config.model, config.data
-    split = "validation = test" if group.last_only else "own validation split"
-    split += ", best by loss" if train.best_by == "loss" else ""
-    positions = "no" if model.positions == "none" else model.positions
-    note = ""
-    if not group.by_protocol:
-        whose = "protocol" if group.official else "data settings"
-        note = f"; NOT LRA's {whose}, do not compare with published rows"
-    parts = "".join(f", {part}" for part in _parts(model))
-    changes = "".join(f"; {change}" for change in _changes(config))
-    longest = "" if data.longest is None else f", at most {data.longest:,} long"
-    return (
-        f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "
-        f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
-        f"{positions} positions{parts}, padding {model.padding}{changes}; "
-        f"data {data.origin}{longest}, "
-        f"{split}, {group.results[0].test_examples:,} test examples; "
-        f"{group.text('device') or 'unknown device'}{note}"
-    )
-
-
-def _parts(model: ModelConfig) -> list[str]:
-    """The parts of the model besides attention and a plain MLP."""
-    window = f"{model.short_conv}" + f" x {model.short_conv}" * model.conv_grid
-    parts = {
-        f"blocks of {' and '.join(model.hybrid_names)} in turn": model.hybrid,
-        f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,
-        f"short convolution of {window}": model.short_conv,
-        "output gate": model.gate,
-        "local values": model.local_values,
-        "gated MLP": model.mlp == "glu",
-        f"{model.norm} norm": model.norm != "layer",
-        "norms after the sums": model.post_norm,
-        "ReLU in the MLP": model.activation == "relu",
-        "product-key memory": model.mlp == "product_key",
-    }
-    return [name for name, there in parts.items() if there]
-
-
-def _changes(config: Config) -> list[str]:
-    """How the training data were shown, if they were changed."""
-    train, pretrain = config.train, config.pretrain
-    changes = [*config.data.shown]
-    if pretrain.steps:
-        first = f"self-pretrained for {pretrain.steps:,} of the steps"
-        changes.insert(0, f"{first}, {pretrain.mask_rate:g} masked")
-    if train.curriculum:
-        changes.append(f"short examples first ({train.curriculum})")
-    if train.length_warmup:
-        changes.append(f"beginnings first ({train.length_warmup})")
-    return changes
+    return f"{mean:.2f} (se {error:.2f})"

@@ -68,6 +68,13 @@ class Group:
         return self.official and task.follows_protocol(self.config)
 
     @property
+    def budget(self) -> tuple[int, str]:
+        """How many examples training showed, and the hash of the data: rows of other
+        budgets cannot be compared."""
+        train = self.config.train
+        return train.steps * train.batch_size, self.fingerprint
+
+    @property
     def speed_kind(self) -> str:
         """``warm``, or ``cold`` if a run was so short that its steps/s include
         compilation."""
@@ -153,7 +160,7 @@ def _find_runs(folder: Path) -> list[Path]:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Groups finished runs that differ only in their seed, by task, the best first.
+    """Groups finished runs that differ only in their seed, by task and mechanism.
 
     Runs on other examples, or of another version of the user's attention, are other
     groups. Of two runs with the same seed the first is used; see `repeated_runs`.
@@ -162,7 +169,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         Group(tuple(seeds[seed][0] for seed in sorted(seeds)))
         for seeds in _by_seed(runs)
     ]
-    return sorted(groups, key=lambda g: (g.config.task, -g.mean(g.accuracy)))
+    return sorted(groups, key=lambda g: (g.config.task, g.config.mixers))
 
 
 def repeated_runs(runs: Sequence[Run]) -> list[str]:

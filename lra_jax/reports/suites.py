@@ -14,13 +14,20 @@ import numpy as np
 
 from lra_jax.reports import charts
 from lra_jax.reports.charts import Chart, Panel
-from lra_jax.reports.comparison import (
+from lra_jax.reports.choice import (
+    all_settings,
     best_group,
+    budgets,
+    find_families,
+    unequal_budgets,
+)
+from lra_jax.reports.comparison import (
     data_unlike_preset,
     differing_code,
     differing_data,
     differing_starts,
-    settings_unlike_preset,
+    model_name,
+    tuned_names,
 )
 from lra_jax.reports.page import Items, Part, Section
 from lra_jax.reports.runs import Group
@@ -104,10 +111,11 @@ def _suite_section(title: str, tests: Sequence[Test]) -> Section:
     }
     caption = f"Suite {title}: accuracy of each mechanism, chance is 0 where scaled."
     parts.append(heat_map(f"suite-{slug}", values, tests, caption))
-    parts.append(suite_table(best, tests))
+    parts += [*_unequal_tests(best, tests), suite_table(best, tests)]
     scores = scores_table(best, tests)
     if scores.ours:
         parts += ["The tests' own scores, of the same checkpoints:", scores]
+    parts += all_settings([group for test in tests for group in test.groups])
     by_length = (chart_of_parts(test, best, slug) for test in tests)
     parts += [chart for chart in by_length if chart.panels[0].lines]
     return Section(f"Suite {title}", parts)
@@ -135,6 +143,16 @@ def _describe_examples(tests: Sequence[Test]) -> list[Part]:
     return parts
 
 
+def _unequal_tests(best: Best, tests: Sequence[Test]) -> list[Part]:
+    """The tests whose rows had unequal training budgets."""
+    lines = []
+    for test in tests:
+        groups = [row[test.name] for row in best.values() if test.name in row]
+        unequal = unequal_budgets(budgets(groups))
+        lines += [f"{test.name}: {unequal}"] if unequal else []
+    return [Items(lines)] if lines else []
+
+
 def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:
     """The tests that the groups ran, in the order of the tasks."""
     tests = []
@@ -149,43 +167,27 @@ def find_tests(tasks: Sequence[Task], groups: Sequence[Group]) -> list[Test]:
     return tests
 
 
-def model_name(group: Group) -> str:
-    """A mechanism, its options, and the settings that are not the preset's, except for
-    those that were tuned."""
-    model = group.config.model
-    named = {"model.attention_options", "model.is_causal", *_tuned_names(group)}
-    parts = [group.config.attention, model.attention_options]
-    parts += settings_unlike_preset(group, apart_from=named)
-    if not model.is_causal:
-        parts.append("encoder")
-    return " ".join(filter(None, parts))
-
-
-def _tuned_names(group: Group) -> tuple[str, ...]:
-    """The settings of which a row shows the best value by validation."""
-    protocol = get_task(group.config.task).sweeps.get(group.config.preset, {})
-    return tuple(dict.fromkeys(("train.learning_rate", *protocol)))
-
-
 def best_groups(tests: Sequence[Test]) -> Best:
-    """The best group by validation of each model and test; models by their mean."""
-    tried: dict[str, dict[str, list[Group]]] = {}
+    """The best group by validation of each model and test; models by the mean of their
+    validation accuracies, or by name where validation was the test split."""
+    best: Best = {}
     every = [group for test in tests for group in test.groups]
     for test in tests:
-        for group in test.groups:
-            name = model_name(group)
+        for groups, _ in find_families(test.groups):
+            name, group = model_name(groups[0]), best_group(groups)
             alike = [other for other in test.groups if model_name(other) == name]
-            starts = differing_starts(group, alike)
-            words = (name, *starts, *differing_code(group, every))
-            row = tried.setdefault(", ".join(words), {})
-            row.setdefault(test.name, []).append(group)
-    best: Best = {}
-    for model, row in tried.items():
-        for name, groups in row.items():
-            group = best_group(groups)
+            starts = differing_starts(groups[0], alike)
+            words = (name, *starts, *differing_code(groups[0], every))
             if group is not None:
-                best.setdefault(model, {})[name] = group
-    return dict(sorted(best.items(), key=lambda item: -_mean(item[1])))
+                best.setdefault(", ".join(words), {})[test.name] = group
+    by_name = any(group.last_only for group in every)
+
+    def rank(item: tuple[str, Mapping[str, Group]]) -> tuple[float, str]:
+        model, row = item
+        valid = statistics.fmean(x.mean("valid_accuracy_best") for x in row.values())
+        return (0.0 if by_name else -valid, model)
+
+    return dict(sorted(best.items(), key=rank))
 
 
 def score(group: Group) -> float:
@@ -296,12 +298,10 @@ def _settings(groups: Sequence[Group]) -> str:
     """The learning rate and all else that was tuned in each test, and the number of
     seeds."""
     words = []
-    for name in dict.fromkeys(name for group in groups for name in _tuned_names(group)):
+    for name in dict.fromkeys(name for group in groups for name in tuned_names(group)):
         values = []
         for group in groups:
-            value = (
-                group.config.identity()[name] if name in _tuned_names(group) else "-"
-            )
+            value = group.config.identity()[name] if name in tuned_names(group) else "-"
             values.append(f"{value:.2g}" if isinstance(value, float) else str(value))
         words.append(f"{_PLURALS.get(name, name)} {', '.join(values)}")
     seeds = sorted({len(group.runs) for group in groups})

@@ -53,19 +53,23 @@ class Table(NamedTuple):
         )
         return Markup("\n".join([head, rule, *lines]))
 
-    def latex(self, caption: str) -> str:
-        """LaTeX to paste, in the style of booktabs."""
+    def latex(self, caption: str, note: str = "") -> str:
+        """LaTeX to paste, in the style of booktabs, labelled after its caption; the
+        note is below it."""
         head, *rows = (
-            rf"{' & '.join(map(_latex_cell, row))} \\"
+            rf"{' & '.join(map(to_latex_text, row))} \\"
             for row in (self.head, *self.rows)
         )
+        label = re.sub("[^a-z0-9]+", "-", caption.lower())
         columns = (
             "l" if index in self.words else "r" for index in range(len(self.head))
         )
         return "\n".join(
             [
                 r"\begin{table}",
-                rf"\caption{{{_latex_cell(caption)}}}",
+                r"\centering",
+                rf"\caption{{{to_latex_text(caption)}}}",
+                rf"\label{{tab:{label}}}",
                 rf"\begin{{tabular}}{{{''.join(columns)}}}",
                 r"\toprule",
                 head,
@@ -73,6 +77,7 @@ class Table(NamedTuple):
                 *rows,
                 r"\bottomrule",
                 r"\end{tabular}",
+                *([rf"\par\smallskip\footnotesize {to_latex_text(note)}"] * bool(note)),
                 "\\end{table}\n",
             ]
         )
@@ -103,8 +108,11 @@ def number(value: float | None, spec: str) -> str:
     return "-" if value is None or math.isnan(value) else format(value, spec)
 
 
-def _latex_cell(cell: Any) -> str:
-    return cell if isinstance(cell, Markup) else str(cell).translate(_LATEX_MARKS)
+def to_latex_text(cell: Any) -> Markup:
+    """Text as LaTeX that shows it literally; `Markup` as it is."""
+    return (
+        cell if isinstance(cell, Markup) else Markup(str(cell).translate(_LATEX_MARKS))
+    )
 
 
 def _without_formula(cell: Any) -> Any:

@@ -25,7 +25,7 @@ def test_the_page_shows_all(
         assert text.count("curves-listops.png") == (name == "report.md")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count(" | ") for line in rows} == {7, 9}
-    assert any("38.00 ± 2.00 (sd, 3 seeds)" in line for line in rows)
+    assert any("38.00 ± 2.00 |" in line for line in rows)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,8 @@ def test_the_home_folder_of_every_format(
     monkeypatch.chdir(tmp_path)
     report.main([str(runs), "--out=~/report", "--format=md,csv"])
     written = {file.name for file in (tmp_path / "home" / "report").iterdir()}
-    assert written == {"report.md", "report.csv", "curves-listops.png"}
+    tables = {"report.csv", "report-settings.csv"}
+    assert written == {"report.md", "curves-listops.png", *tables}
     assert not (tmp_path / "~").exists()
     assert str(tmp_path / "home" / "report" / "report.csv") in capsys.readouterr().out
 
@@ -76,5 +77,5 @@ def test_runs_that_are_not_shown_are_counted(
     """A table has no room for a list of them."""
     make_run(runs / "again", 31.0, compact("flow"))
     report.main([str(runs), f"--out={tmp_path / 'out'}", "--format=csv"])
-    end = "report.csv; not shown: 1 not finished, 1 repeated\n"
+    end = "report-settings.csv; not shown: 1 not finished, 1 repeated\n"
     assert capsys.readouterr().out.endswith(end)

@@ -24,13 +24,13 @@ def test_a_changed_attention_is_another_setting(tmp_path: Path) -> None:
         (folder / "code" / "own.py").write_text(text)
     groups = groups_in(runs)
     folders = [[run.folder.name for run in group.runs] for group in groups]
-    assert folders == [["b"], ["a", "c"]]
-    names = [f"code of {runs / name}" for name in "ba"]
+    assert folders == [["a", "c"], ["b"]]
+    names = [f"code of {runs / name}" for name in "ab"]
     assert [differing_settings(group, groups) for group in groups] == names
     averages = [row[:2] for row in results.averages_table(groups, False).rows]
     assert averages == [
-        (f"own:attention, compact, code of {runs / 'b'}", "30.00"),
         (f"own:attention, compact, code of {runs / 'a'}", "10.00"),
+        (f"own:attention, compact, code of {runs / 'b'}", "30.00"),
     ]
     # Nothing is left out without a word.
     line = f"{runs / 'd'}: the same settings and seed as {runs / 'b'}"

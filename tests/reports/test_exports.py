@@ -16,8 +16,9 @@ def test_formats_for_other_programs(runs: Path, tmp_path: Path) -> None:
     make_run(runs / "d", 100.0, other, last=50.0, official_data=False)
     out = tmp_path / "out"
     report.main([str(runs), f"--out={out}", "--format=csv,json,latex"])
-    names = ["report.csv", "report.json", "report.tex"]
-    assert sorted(file.name for file in out.iterdir()) == names
+    names = {"report.csv", "report.json", "report.tex"}
+    names |= {"report-settings.csv", "report-settings.json"}
+    assert {file.name for file in out.iterdir()} == names
     rows = json.loads((out / "report.json").read_text())
     by_name = {(r["attention"], r["official_data"]): r for r in rows}
     assert by_name["cosformer", True]["test_accuracy"] == 38
@@ -28,7 +29,7 @@ def test_formats_for_other_programs(runs: Path, tmp_path: Path) -> None:
     head, *lines = (out / "report.csv").read_text().splitlines()
     assert head.split(",") == list(rows[0]) and len(lines) == 3
     latex = (out / "report.tex").read_text()
-    assert latex.count(r"\begin{table}") == 2 and r"$38.00 \pm 2.00$" in latex
+    assert latex.count(r"\begin{table}") == 2 and r"\mathbf{38.00} \pm 2.00" in latex
     assert r"listops, not the LRA's data settings" in latex
 
 
@@ -37,9 +38,10 @@ def test_several_answers_of_an_example_have_no_standard_error(
     tmp_path: Path, task: str, preset: str
 ) -> None:
     make_run(tmp_path / "a", 40.0, get_preset(task, preset, "linear"))
-    (row,) = exports.rows(groups_in(tmp_path))
+    groups = groups_in(tmp_path)
+    (row,) = exports.rows(groups)
     assert row["standard_error_of_examples"] is None
-    assert "(se " not in exports.to_latex([row])
+    assert "(se " not in exports.to_latex(groups)
 
 
 def test_latex_has_the_scores_of_language_models(tmp_path: Path) -> None:
@@ -49,10 +51,10 @@ def test_latex_has_the_scores_of_language_models(tmp_path: Path) -> None:
         make_run(tmp_path / f"lm{seed}", 40.0, config, **scores)
     masked = get_preset("mlm", "tiny", "linear")
     make_run(tmp_path / "mlm", 40.0, masked, test_perplexity_best=9.0)
-    latex = exports.to_latex(exports.rows(groups_in(tmp_path)))
+    latex = exports.to_latex(groups_in(tmp_path))
     assert "test accuracy" not in latex and "40.00" not in latex
     assert r"model & bits per byte & perplexity & seeds & parameters" in latex
-    assert r"linear, tiny & $1.600 \pm 0.141$ (sd) & $3.039 " in latex
+    assert r"linear, tiny & $1.600 \pm 0.141$ & $3.039 " in latex
     assert r"linear, tiny & $9.000$ & 1 & " in latex
 
 
@@ -81,14 +83,16 @@ def test_every_device_and_commit_of_the_seeds_is_named(runs: Path) -> None:
 
 def test_exports_say_which_speed_and_error_they_give(runs: Path) -> None:
     change(runs / "a1" / "result.json", steps_per_second_kind="cold")
-    rows = exports.rows(groups_in(runs))
-    assert [row["steps_per_second_kind"] for row in rows] == ["cold", "warm"]
-    latex = exports.to_latex(rows)
-    assert r"$38.00 \pm 2.00$ (sd) & 3 & 123,456 & 4.00 (cold) \\" in latex
+    groups = groups_in(runs)
+    kinds = [row["steps_per_second_kind"] for row in exports.rows(groups)]
+    assert kinds == ["cold", "warm"]
+    latex = exports.to_latex(groups)
+    assert r"$\mathbf{38.00} \pm 2.00$ & 3 & 123,456 & 4.00 (cold) \\" in latex
     # The standard error of 30 % in 2,000 examples.
     assert r"$30.00$ (se $1.02$) & 1 & 123,456 & 4.00 (warm) \\" in latex
     change(runs / "a1" / "result.json", steps_per_second_kind="warm")
-    rows = exports.rows(groups_in(runs))
-    assert "4.00 (warm)" in exports.to_latex(rows)
+    groups = groups_in(runs)
+    assert "4.00 (warm)" in exports.to_latex(groups)
+    rows = exports.rows(groups)
     assert ",warm," in exports.to_csv(rows).splitlines()[1]
     assert json.loads(exports.to_json(rows))[0]["steps_per_second_kind"] == "warm"

@@ -18,12 +18,12 @@ def test_the_table_of_a_task(runs: Path) -> None:
     first, second = table.rows[:2]
     assert first[:4] == (
         "cosformer, compact",
-        "38.00 ± 2.00 (sd, 3 seeds)",
-        "37.00 ± 2.00 (sd, 3 seeds)",
-        "0, 1, 2",
+        "38.00 ± 2.00",
+        "37.00 ± 2.00",
+        "3",
     )
     # The standard error of 30 % in 2000 examples.
-    assert second[1] == "30.00 (1 seed; se 1.02)"
+    assert second[1] == "30.00 (se 1.02)"
     assert first[4:7] == ("4.00", "300 MiB (process peak RSS)", "123,456")
     assert (
         "generated, seed 0, at most 2,000 long, own validation split, best by loss, "
@@ -129,7 +129,7 @@ def test_another_protocol_is_not_among_published_rows(
     other = get_preset("listops", preset, "softmax").replace(**changes)
     make_run(tmp_path / "runs" / "c", 95.25, other)
     groups = groups_in(tmp_path / "runs")
-    assert [group.by_protocol for group in groups] == [False, True, True]
+    assert sorted(group.by_protocol for group in groups) == [False, True, True]
 
     page = results.make_page(groups, [], tmp_path / "out")
     for text in (page.markdown(), page.html()):
@@ -144,8 +144,8 @@ def test_another_protocol_is_not_among_published_rows(
         assert "95.25" in second and "published: " not in second
 
     rows = exports.rows(groups)
-    assert [row["official_protocol"] for row in rows] == [False, True, True]
-    first, second = exports.to_latex(rows).split(
+    assert sorted(row["official_protocol"] for row in rows) == [False, True, True]
+    first, second = exports.to_latex(groups).split(
         r"\caption{listops, not the LRA's protocol}"
     )
     assert r"\caption{listops}" in first and "36.50" in first and "95.25" in second

@@ -22,10 +22,11 @@ def test_csv_has_no_formulas(sign: str) -> None:
 
 def test_latex_escapes_all_but_formulas() -> None:
     rows = [(r"my_mod:f&g%\x", Markup(r"$1.5 \pm 0.1$"), "{}~^")]
-    text = Table(("model", "accuracy, %", "#"), rows, words=(0, 2)).latex("a_b")
+    text = Table(("model", "accuracy, %", "#"), rows, words=(0, 2)).latex("a_b", "5 %")
+    assert r"\label{tab:a-b}" in text and r"\footnotesize 5 \%" in text
     assert r"\caption{a\_b}" in text and r"\begin{tabular}{lrl}" in text
     assert r"model & accuracy, \% & \# \\" in text
-    first, formula, marks = text.splitlines()[6].removesuffix(r" \\").split(" & ")
+    first, formula, marks = text.splitlines()[8].removesuffix(r" \\").split(" & ")
     assert first == r"my\_mod:f\&g\%\textbackslash{}x"
     assert formula == r"$1.5 \pm 0.1$"
     assert marks == r"\{\}\textasciitilde{}\textasciicircum{}"

@@ -1,0 +1,62 @@
+"""The protocol of a row in words: the model, its training, its data and its machine."""
+
+from lra_jax.configs import Config, ModelConfig
+from lra_jax.reports.runs import Group
+from lra_jax.tasks import get_task
+
+
+def protocol(group: Group) -> str:
+    """The model that was trained, and its machine, on one line."""
+    config = group.config
+    train, model, data = config.train, config.model, config.data
+    split = "validation = test" if group.last_only else "own validation split"
+    split += ", best by loss" if train.best_by == "loss" else ""
+    positions = "no" if model.positions == "none" else model.positions
+    note = ""
+    if not group.by_protocol:
+        whose = "LRA's" if get_task(config.task).suite is None else "the suite's"
+        what = "protocol" if group.official else "data settings"
+        note = f"; NOT {whose} {what}, do not compare with published rows"
+    parts = "".join(f", {part}" for part in _parts(model))
+    changes = "".join(f"; {change}" for change in _changes(config))
+    longest = "" if data.longest is None else f", at most {data.longest:,} long"
+    return (
+        f"{config.preset}: {train.steps:,} steps of {train.batch_size}, "
+        f"{model.num_layers} x {model.embed_dim} wide, {model.pooling} pooling, "
+        f"{positions} positions{parts}, padding {model.padding}{changes}; "
+        f"data {data.origin}{longest}, "
+        f"{split}, {group.results[0].test_examples:,} test examples; "
+        f"{group.text('device') or 'unknown device'}{note}"
+    )
+
+
+def _parts(model: ModelConfig) -> list[str]:
+    """The parts of the model besides attention and a plain MLP."""
+    window = f"{model.short_conv}" + f" x {model.short_conv}" * model.conv_grid
+    parts = {
+        f"blocks of {' and '.join(model.hybrid_names)} in turn": model.hybrid,
+        f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,
+        f"short convolution of {window}": model.short_conv,
+        "output gate": model.gate,
+        "local values": model.local_values,
+        "gated MLP": model.mlp == "glu",
+        f"{model.norm} norm": model.norm != "layer",
+        "norms after the sums": model.post_norm,
+        "ReLU in the MLP": model.activation == "relu",
+        "product-key memory": model.mlp == "product_key",
+    }
+    return [name for name, there in parts.items() if there]
+
+
+def _changes(config: Config) -> list[str]:
+    """How the training data were shown, if they were changed."""
+    train, pretrain = config.train, config.pretrain
+    changes = [*config.data.shown]
+    if pretrain.steps:
+        first = f"self-pretrained for {pretrain.steps:,} of the steps"
+        changes.insert(0, f"{first}, {pretrain.mask_rate:g} masked")
+    if train.curriculum:
+        changes.append(f"short examples first ({train.curriculum})")
+    if train.length_warmup:
+        changes.append(f"beginnings first ({train.length_warmup})")
+    return changes
