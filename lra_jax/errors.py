@@ -125,12 +125,12 @@ def check_types(settings: Any, prefix: str = "") -> None:
 
 def check_type(name: str, hint: Any, value: Any) -> None:
     """The same for one value, or for those of a ``Mapping``."""
-    ranges, kinds = [], []
+    marks, kinds = [], []
     pending = [hint]
     while pending:  # Both ``Rate | None`` and its parts.
         kind = pending.pop(0)
         if get_origin(kind) is Annotated:
-            ranges += [x for x in kind.__metadata__ if isinstance(x, Range)]
+            marks += [x for x in kind.__metadata__ if isinstance(x, Range | Names)]
             pending.insert(0, kind.__origin__)
         elif get_origin(kind) in (Union, types.UnionType):
             pending += get_args(kind)
@@ -150,9 +150,10 @@ def check_type(name: str, hint: Any, value: Any) -> None:
         raise expected(name, " or ".join(_WORDS[x] for x in kinds), f"{value!r}"[:60])
     if isinstance(value, int) and float not in kinds and abs(value) > _LARGEST:
         raise expected(name, f"a number of at most {_LARGEST}", f"{value}"[:60])
-    for one in ranges:
+    for one in marks:
         if value is not None and value not in one:
-            raise expected(name, one.words, f"{value!r}"[:60])
+            hint = did_you_mean(f"{value}", getattr(one, "names", ()))
+            raise expected(name, one.words, f"{value!r}"[:60] + hint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +176,23 @@ class Range:
     def __contains__(self, value: float | str) -> bool:
         size = len(value) if isinstance(value, str) else value
         return self.least <= size <= self.most and self.above < size < self.below
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """The names that a text may be, as a part of its type, besides the path of an
+    object of the user's own, ``package.module:thing``.
+    """
+
+    names: tuple[str, ...]
+
+    def __contains__(self, value: str) -> bool:
+        return value in self.names or ":" in value
+
+    @property
+    def words(self) -> str:
+        """As the error says what is expected."""
+        return f"one of {', '.join(self.names)}, or 'package.module:thing'"
 
 
 Size = Annotated[int, Range("a positive int", 1)]

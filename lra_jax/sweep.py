@@ -24,7 +24,7 @@ from typing import get_args
 
 from lra_jax import cli, runs, signals
 from lra_jax.attention.registry import MECHANISMS
-from lra_jax.errors import expected, known
+from lra_jax.errors import Names, expected, known
 from lra_jax.tasks import Task, suites
 
 PROG = "python -m lra_jax.sweep"
@@ -155,7 +155,8 @@ def _choices(
     fixed, varied = [], {}
     for word in cli.full_names(words, types):
         flag, _, text = word.partition("=")
-        is_text = str in (get_args(types[flag]) or (types[flag],))
+        kinds = get_args(types[flag]) or (types[flag],)
+        is_text = str in kinds and not any(isinstance(x, Names) for x in kinds)
         mark = "|" if is_text else ","
         name = flag.removeprefix("--")
         if mark in text and name in preset.identity() and name != "seed":

@@ -106,44 +106,66 @@ def is_module(name: str) -> bool:
         return False
 
 
-def load(spec: str) -> Any:
+def load(spec: str, argument: str = "attention") -> Any:
     """The object that ``package.module:thing`` names.
+
+    Args:
+      spec: for an attention, ``thing`` may leave out ``_attention`` at its end.
+      argument: or flag, for errors.
 
     Raises:
       ValueError: there is none, or its module cannot be imported.
     """
     path, _, attribute = spec.partition(":")
     if not path or not attribute:
-        raise expected("attention", "'package.module:function'", f"{spec!r}")
+        raise expected(argument, "'package.module:function'", f"{spec!r}")
     if "/" in path or path.endswith(".py"):
         module = path.removesuffix(".py").strip("./").replace("/", ".")
         needed = f"the name of a module, as in {f'{module}:{attribute}'!r}"
-        raise expected("attention", needed, f"a file's, {path!r}")
-    thing: Any = _import(path, spec)
+        raise expected(argument, needed, f"a file's, {path!r}")
+    thing: Any = _import(path, spec, argument)
     for part in attribute.split("."):
         longer = f"{part}_attention"
         if hasattr(thing, longer) and not hasattr(thing, part):
             part = longer
-        if not hasattr(thing, part) and not _import_submodule(thing, part, spec):
+        if not hasattr(thing, part) and not _import_submodule(
+            thing, part, spec, argument
+        ):
             hint = did_you_mean(part, _callables(thing, path))
             needed = f"{attribute!r} in the module {path!r}"
-            raise expected("attention", needed, f"no attribute {part!r}{hint}")
+            raise expected(argument, needed, f"no attribute {part!r}{hint}")
         thing = getattr(thing, part)
     return thing
 
 
-def _import_submodule(package: Any, part: str, spec: str) -> bool:
+def locate(thing: Any, argument: str) -> str:
+    """The path that `load` maps to this object: its inverse.
+
+    Raises:
+      ValueError: there is none, as for a function defined inside another.
+    """
+    home, name = (getattr(thing, part, "") for part in ("__module__", "__qualname__"))
+    object_there: Any = sys.modules.get(home)
+    for part in name.split("."):
+        object_there = getattr(object_there, part, None)
+    if object_there is not thing:
+        needed = "an object that its module can find, or 'package.module:function'"
+        raise expected(argument, needed, f"{name or thing!r}")
+    return f"{home}:{name}"
+
+
+def _import_submodule(package: Any, part: str, spec: str, argument: str) -> bool:
     """Imports a submodule by name; returns whether the package has it."""
     if not isinstance(package, types.ModuleType):
         return False
     name = f"{package.__name__}.{part}"
     if not hasattr(package, "__path__") or not is_module(name):
         return False
-    _import(name, spec)
+    _import(name, spec, argument)
     return hasattr(package, part)
 
 
-def _import(name: str, spec: str) -> types.ModuleType:
+def _import(name: str, spec: str, argument: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
@@ -151,7 +173,7 @@ def _import(name: str, spec: str) -> types.ModuleType:
         if name != spec.partition(":")[0]:
             needed = f"{name!r}, which {spec!r} names, to import"
         got = f"{type(error).__name__}: {error}"
-        raise expected("attention", needed, got) from error
+        raise expected(argument, needed, got) from error
 
 
 def _callables(thing: Any, path: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -99,14 +98,7 @@ def spell(thing: Any) -> str:
         return mechanism.name
     if isinstance(thing, types.ModuleType):
         return f"{thing.__name__}:{own.stem(thing)}"
-    home, name = (getattr(thing, part, "") for part in ("__module__", "__qualname__"))
-    object_there: Any = sys.modules.get(home)
-    for part in name.split("."):
-        object_there = getattr(object_there, part, None)
-    if object_there is not thing:
-        needed = "an object that its module can find, or 'package.module:function'"
-        raise expected("attention", needed, f"{mechanism.name!r}")
-    return f"{home}:{name}"
+    return own.locate(thing, "attention")
 
 
 def as_causal(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,12 +15,14 @@ import os
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from lra_jax.attention.own import locate
 from lra_jax.attention.registry import spell
 from lra_jax.configs import mechanisms
 from lra_jax.configs.registry import find_task
 from lra_jax.errors import (
     Count,
     Name,
+    Names,
     NotNegative,
     Positive,
     Range,
@@ -39,7 +41,9 @@ from lra_jax.models.config import ModelConfig
 Processes = Annotated[int, Range("1 to 4096, or None", 1, 4096)]
 Schedule = Literal["cosine", "lra", "lra_cosine", "linear", "constant", "trapezoid"]
 Dtype = Literal["float32", "bfloat16"]
-Optimizer = Literal["adamw", "radam"]
+Optimizer = Annotated[
+    str, Names(("adamw", "radam", "adafactor", "lion", "muon", "sgd"))
+]
 BestBy = Literal["accuracy", "loss"]
 Part = Literal["pretrain", "train"]
 
@@ -70,20 +74,30 @@ class TrainConfig:
     for 60 % of the steps, then on all. Not for images."""
     optimizer: Optimizer = "adamw"
     """adamw: Adam with decoupled weight decay. radam: the same with rectified first
-    steps (Liu et al. 2020, arXiv:1908.03265)."""
+    steps (Liu et al. 2020, arXiv:1908.03265). adafactor, lion, muon, sgd: Optax's; muon
+    leaves embeddings, output layers and vectors to Adam. Or package.module:function,
+    one of Optax's or your own, see docs/own_parts.md."""
+    optimizer_options: str = ""
+    """Options of the optimizer, as in `momentum=0.9` for sgd or `b2=0.98` for lion."""
     weight_decay: NotNegative = 0.0
-    """Decoupled weight decay of AdamW, multiplied by the learning rate."""
+    """Decoupled weight decay, multiplied by the learning rate."""
     decay_vectors: bool = True
     """Also apply weight decay to biases, the scales of norms, and all other arrays with
     one axis."""
     adam_b1: Rate = 0.9
-    """Decay of AdamW's first moment."""
+    """Decay of the first moment of adamw and radam."""
     adam_b2: Rate = 0.999
-    """Decay of AdamW's second moment."""
+    """Decay of their second moment."""
     adam_eps: Positive = 1e-8
-    """Term added to AdamW's denominator."""
+    """Term added to their denominator."""
     clip_norm: NotNegative = 1.0
     """Global norm to which gradients are clipped; 0 = no clipping."""
+    label_smoothing: Rate = 0.0
+    """Share of each label that training spreads over all classes; the training loss
+    that is shown is that of the smoothed labels."""
+    ema: Rate = 0.0
+    """Decay of an average of the parameters over the steps, without bias to the first
+    ones, which validation, the best checkpoint and the test use; 0 = no average."""
     dtype: Dtype = "float32"
     """Compute dtype of activations; parameters are always float32."""
     remat: bool = False
@@ -99,6 +113,11 @@ class TrainConfig:
     """The validation metric that selects the best checkpoint; ties: the earliest."""
     log_every: Size = 50
     """Steps between log lines of training metrics."""
+
+    def __post_init__(self) -> None:
+        if callable(self.optimizer):  # A function becomes the text that locates it.
+            path = locate(self.optimizer, "--train.optimizer")
+            object.__setattr__(self, "optimizer", path)
 
     @property
     def falls(self) -> int:

@@ -30,7 +30,10 @@ Sums = dict[str, jax.Array]
 
 
 def classification_loss(
-    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
+    model: nnx.Module,
+    batch: Batch,
+    rngs: nnx.Rngs | None = None,
+    label_smoothing: float = 0.0,
 ) -> Sums:
     """Cross-entropy and accuracy of a classifier, sum_losses over the batch.
 
@@ -44,8 +47,10 @@ def classification_loss(
         once. For packed rows, as made by `lra_jax.data.packing`, tokens and segment_ids
         `[B, T]`, and labels `[B, K]` of its documents.
       rngs: dropout stream, for training.
+      label_smoothing: see `sum_losses`.
     """
-    return sum_losses(_logits(model, batch, rngs), batch["labels"], batch)
+    logits = _logits(model, batch, rngs)
+    return sum_losses(logits, batch["labels"], batch, label_smoothing)
 
 
 def regression_loss(
@@ -100,12 +105,23 @@ def _weights(is_label: jax.Array, batch: Batch) -> jax.Array:
     return weights
 
 
-def sum_losses(logits: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
-    """Cross-entropy and accuracy over labels >= 0, in the rows that count."""
+def sum_losses(
+    logits: jax.Array, labels: jax.Array, batch: Batch, label_smoothing: float = 0.0
+) -> Sums:
+    """Cross-entropy and accuracy over labels >= 0, in the rows that count.
+
+    With label smoothing a, the target of a label among C classes is ``1 - a + a / C``
+    for its own class and ``a / C`` for any other.
+    """
     weights = _weights(labels >= 0, batch)
-    losses = optax.losses.softmax_cross_entropy_with_integer_labels(
-        logits, jnp.maximum(labels, 0)
-    )
+    if label_smoothing:
+        classes = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+        targets = optax.smooth_labels(classes, label_smoothing)
+        losses = optax.losses.softmax_cross_entropy(logits, targets)
+    else:
+        losses = optax.losses.softmax_cross_entropy_with_integer_labels(
+            logits, jnp.maximum(labels, 0)
+        )
     correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
     return {
         "loss": jnp.sum(losses * weights),

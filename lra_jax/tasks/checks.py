@@ -34,6 +34,7 @@ def check_config(config: Config, task: Task) -> None:
     config.data.check()
     parse_buckets(config.data.buckets)
     _make_blocks(encoder_config(config, task.image_shape))
+    task.training_loss(config.train)
     _check_lengths(config, task)
     _check_processes(config)
     if config.train.seq_devices > 1:
@@ -86,7 +87,10 @@ def _check_split(config: Config, task: Task) -> None:
 
 def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
     """See `Task.check_data`; `check_config` has accepted the config."""
-    data = config.data
+    data, smoothing = config.data, config.train.label_smoothing
+    if dataset.has_numbers and smoothing:
+        needed = "0 for labels that are numbers"
+        raise expected("--train.label_smoothing", needed, smoothing)
     from_user = getattr(data, "path", None) is not None
     if not from_user or data.chosen_on_test or task.packs_rows:
         return

@@ -35,7 +35,10 @@ _LARGE = 16_384
 
 
 def next_token_loss(
-    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
+    model: nnx.Module,
+    batch: Batch,
+    rngs: nnx.Rngs | None = None,
+    label_smoothing: float = 0.0,
 ) -> Sums:
     """Cross-entropy and accuracy of the next tokens, each counted once.
 
@@ -44,25 +47,28 @@ def next_token_loss(
       batch: tokens, segment_ids and labels `[B, T]`, -1 where there is no target, and
         weights `[B]` if some rows are filler.
       rngs: dropout stream, for training.
+      label_smoothing: see `sum_losses`.
     """
     lm: Any = model
     x = lm.read(batch["tokens"], rngs=rngs, segment_ids=batch["segment_ids"])
-    return _sums(lm, x, batch["labels"], batch)
+    return _sums(lm, x, batch["labels"], batch, label_smoothing)
 
 
-def _sums(model: Any, x: jax.Array, labels: jax.Array, batch: Batch) -> Sums:
+def _sums(
+    model: Any, x: jax.Array, labels: jax.Array, batch: Batch, label_smoothing: float
+) -> Sums:
     """Loss and accuracy of features `[B, K, D]` for labels `[B, K]`.
 
     With a large vocabulary, logits exist for as many positions at a time as a row has,
     or as there are rows if these are more, in the gradient too.
     """
     if model.encoder.vocab_size <= _LARGE:
-        return sum_losses(model.compute_logits(x), labels, batch)
+        return sum_losses(model.compute_logits(x), labels, batch, label_smoothing)
 
     @jax.checkpoint
     def part(rows: tuple[jax.Array, jax.Array]) -> Sums:
         x, labels = rows
-        return sum_losses(model.compute_logits(x), labels, batch)
+        return sum_losses(model.compute_logits(x), labels, batch, label_smoothing)
 
     # Some positions of each row, because a loop over the rows would gather those of all
     # devices on each.
@@ -98,7 +104,10 @@ def next_token_scores(
 
 
 def hidden_token_loss(
-    model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
+    model: nnx.Module,
+    batch: Batch,
+    rngs: nnx.Rngs | None = None,
+    label_smoothing: float = 0.0,
 ) -> Sums:
     """Cross-entropy and accuracy of masked tokens, each counted once.
 
@@ -112,6 +121,7 @@ def hidden_token_loss(
       batch: tokens and segment_ids `[B, T]`, and weights `[B]` if some rows are
         filler.
       rngs: dropout stream, for training.
+      label_smoothing: see `sum_losses`.
     """
     lm: Any = model
     tokens, ids = batch["tokens"].astype(jnp.int32), batch["segment_ids"]
@@ -123,9 +133,8 @@ def hidden_token_loss(
         hidden, places, labels = (x[:, 0] for x in rows)
     else:
         hidden, places, labels = masked(rngs.dropout(), tokens, ids > 0)
-    return _sums(
-        lm, lm.read(hidden, None, places, rngs, segment_ids=ids), labels, batch
-    )
+    x = lm.read(hidden, None, places, rngs, segment_ids=ids)
+    return _sums(lm, x, labels, batch, label_smoothing)
 
 
 def hide(

@@ -31,12 +31,15 @@ def make_model(config: Config, dataset: "SeriesDataset", rngs: Any) -> Any:
     return make_classifier(sized, dataset, rngs)
 
 
-def loss(model: Any, batch: Any, rngs: Any = None) -> dict[str, Any]:
+def loss(
+    model: Any, batch: Any, rngs: Any = None, label_smoothing: float = 0.0
+) -> dict[str, Any]:
     """Cross-entropy of classes, or squared error of numbers."""
     from lra_jax.tasks.base import classification_loss, regression_loss
 
-    is_number = batch["labels"].dtype.kind == "f"
-    return (regression_loss if is_number else classification_loss)(model, batch, rngs)
+    if batch["labels"].dtype.kind == "f":
+        return regression_loss(model, batch, rngs)
+    return classification_loss(model, batch, rngs, label_smoothing)
 
 
 TASK = Task(

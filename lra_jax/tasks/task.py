@@ -1,13 +1,15 @@
 """The entry of a task."""
 
 import dataclasses
+import functools
+import inspect
 import pkgutil
 import statistics
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lra_jax.configs import Config, DataConfig, StoredData, get_preset
-from lra_jax.errors import InputError, renamed
+from lra_jax.configs import Config, DataConfig, StoredData, TrainConfig, get_preset
+from lra_jax.errors import InputError, expected, renamed
 from lra_jax.tasks.published import Published
 
 if TYPE_CHECKING:
@@ -52,7 +54,8 @@ class Task:
       reader_settings: further settings of the reader, which are not flags.
       model: names ``(config, dataset, rngs) -> nnx.Module``.
       objective: names ``(model, batch, rngs) -> sums``: the weighted sums "loss" and
-        "correct" and the weight "count" over a batch, as float32 scalars.
+        "correct" and the weight "count" over a batch, as float32 scalars. One that
+        also takes ``label_smoothing`` gets that of the run, in training.
       can_pack: model and objective also take rows of several packed examples, as
         `lra_jax.data.packing` makes them.
       pairs: an example is two sequences, which the model compares.
@@ -184,6 +187,20 @@ class Task:
     def loss(self) -> Callable[..., dict[str, Any]]:
         """``(model, batch, rngs) -> sums``."""
         return pkgutil.resolve_name(self.objective)
+
+    def training_loss(self, train: TrainConfig) -> Callable[..., dict[str, Any]]:
+        """The same, for training: with its label smoothing.
+
+        Raises:
+          ValueError: the objective has no parameter ``label_smoothing``.
+        """
+        loss, smoothing = self.loss, train.label_smoothing
+        if not smoothing:
+            return loss
+        if "label_smoothing" not in inspect.signature(loss).parameters:
+            needed = f"0 for --task={self.name}, whose objective has no such parameter"
+            raise expected("--train.label_smoothing", needed, smoothing)
+        return functools.partial(loss, label_smoothing=smoothing)
 
     def score(
         self, dataset: "SequenceDataset", split: str, loss: float, model: Any

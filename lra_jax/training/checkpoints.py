@@ -32,7 +32,7 @@ from lra_jax import seals
 from lra_jax.configs.base import BestBy
 from lra_jax.errors import InputError, expected, on_one_line
 from lra_jax.training import hosts
-from lra_jax.training.step import TrainState
+from lra_jax.training.step import TrainState, scored_params
 from lra_jax.training.workdir import identify
 
 _TREES = ("state", "params")
@@ -175,7 +175,7 @@ class Checkpoints:
         """
         if self.latest_step == step and not self._gains_validation(about):
             return
-        items = {"state": state._asdict(), "progress": progress._asdict(), "data": data}
+        items = {"state": _items(state), "progress": progress._asdict(), "data": data}
         self._save(self._latest, step, items, about)
 
     def _gains_validation(self, about: dict[str, Any]) -> bool:
@@ -232,7 +232,7 @@ class Checkpoints:
             run, or the best one is lost. The loaders below raise the first three.
         """
         items = {
-            "state": _abstract(state._asdict()),
+            "state": _abstract(_items(state)),
             "progress": Progress()._asdict(),
         }
         if data is not None:
@@ -268,14 +268,14 @@ class Checkpoints:
     def load_params(
         self, which: Literal["best", "last"], state: TrainState
     ) -> tuple[nnx.State, int]:
-        """Loads the parameters of a checkpoint; also returns its step."""
+        """Loads what a checkpoint is scored with; also returns its step."""
         if which == "best":
             items = {"params": _abstract(state.params)}
             loaded, step, _ = self._load(self._best, items)
             return loaded["params"], step
-        items = {"state": _abstract(state._asdict())}
+        items = {"state": _abstract(_items(state))}
         loaded, step, _ = self._load(self._latest, items)
-        return loaded["state"]["params"], step
+        return scored_params(TrainState(**loaded["state"])), step
 
     def _load(
         self, kept: Any, items: dict[str, Any]
@@ -329,6 +329,11 @@ class Checkpoints:
                 stack.enter_context(contextlib.suppress(Exception))
             for opened in self._opened:
                 stack.callback(opened.close)
+
+
+def _items(state: TrainState) -> dict[str, Any]:
+    """The parts of a state, without an average that is not kept."""
+    return {name: x for name, x in state._asdict().items() if x is not None}
 
 
 def _abstract(tree: Any) -> Any:

@@ -170,7 +170,7 @@ class _Loop:
             with self._paused():
                 trainer.check_finite()
                 means = trainer.evaluate(
-                    trainer.state.params, "valid", self.stop, self.console
+                    trainer.scored_params, "valid", self.stop, self.console
                 )
         except Stopped:
             return False

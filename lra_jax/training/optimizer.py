@@ -1,15 +1,19 @@
 """Learning-rate schedules by name, and the optimiser that a config describes."""
 
 import dataclasses
+import inspect
+from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from lra_jax.attention import own
 from lra_jax.configs import TrainConfig
 from lra_jax.configs.base import PretrainConfig, Schedule
-from lra_jax.errors import expected, known
+from lra_jax.errors import a_thing, expected, known
+from lra_jax.models.config import parse_options
 
 
 def make_schedule(
@@ -79,22 +83,145 @@ def _one_schedule(config: TrainConfig, name: str) -> optax.Schedule:
 def make_optimizer(
     config: TrainConfig, pretrain: PretrainConfig | None = None
 ) -> optax.GradientTransformation:
-    """AdamW, or RAdam, on the schedule, after clipping to ``clip_norm`` unless it is 0.
+    """The optimiser on the schedule, after clipping to ``clip_norm`` unless it is 0.
 
-    Without ``decay_vectors``, weight decay skips arrays of one axis and norms' scales.
+    Weight decay is decoupled for all of them. Without ``decay_vectors``, it skips
+    arrays of one axis and norms' scales.
+
+    Any other function than Adam's is called as ``function(schedule, **options)``, and
+    returns a `optax.GradientTransformation` that includes the learning rate. Its
+    parameter ``labels``, if it has one, gets `label_parameters`, and ``weight_decay``
+    gets 0 unless it is among the options.
+
+    Raises:
+      ValueError: there is no such function, it does not take a schedule and these
+        options, or it returns something else.
     """
-    is_radam = config.optimizer == "radam"
-    scale = optax.scale_by_radam if is_radam else optax.scale_by_adam
-    steps = optax.chain(
-        scale(b1=config.adam_b1, b2=config.adam_b2, eps=config.adam_eps),
-        optax.add_decayed_weights(
-            config.weight_decay, None if config.decay_vectors else _matrices
-        ),
-        optax.scale_by_learning_rate(make_schedule(config, pretrain)),
+    schedule = make_schedule(config, pretrain)
+    mask = None if config.decay_vectors else _is_matrix
+    decay = (
+        optax.add_decayed_weights(config.weight_decay, mask),
+        optax.scale_by_learning_rate(schedule),
     )
+    options = parse_options(config.optimizer_options, _OPTIONS)
+    if config.optimizer in _ADAMS:
+        scale = _ADAMS[config.optimizer]
+        moments = {
+            name: getattr(config, f"adam_{name}") for name in ("b1", "b2", "eps")
+        }
+        _check_call(scale, config.optimizer, **moments | options)
+        steps = optax.chain(scale(**moments | options), *decay)
+    else:
+        steps = _make_other(config.optimizer, schedule, options)
+        if config.weight_decay:
+            steps = _add_updates(steps, optax.chain(*decay))
     if config.clip_norm == 0:
         return steps
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), steps)
+
+
+def label_parameters(params: Any) -> Any:
+    """A label for each parameter, in a tree like theirs.
+
+    "matrix": the kernel of a layer between the inputs and the logits, `[in, out]`.
+    "table": any other array of two axes or more, such as embeddings, positions, the
+    kernel of the logits and those of convolutions. "vector": an array of one axis or
+    none, or a norm's scale, which has an axis for heads if each has its own norm.
+    """
+
+    def label(path: tuple[Any, ...], x: jax.Array) -> str:
+        names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+        if x.ndim < 2 or "gain" in names:
+            return "vector"
+        is_layer = "kernel" in names and not _OUTER & {*names}
+        return "matrix" if is_layer and x.ndim == 2 else "table"
+
+    return jax.tree_util.tree_map_with_path(label, params)
+
+
+def renew(state: optax.OptState, fresh: optax.OptState) -> optax.OptState:
+    """The fresh state of an optimiser, in which the schedule goes on."""
+
+    def goes_on(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByScheduleState)
+
+    return jax.tree.map(
+        lambda new, old: old if goes_on(old) else new, fresh, state, is_leaf=goes_on
+    )
+
+
+def _muon(
+    schedule: optax.Schedule, labels: Callable[[Any], Any], **options: Any
+) -> optax.GradientTransformation:
+    """Optax's Muon, for matrices; Adam for the other parameters."""
+    from optax import contrib
+
+    def dimensions(params: Any) -> Any:
+        number = contrib.MuonDimensionNumbers()
+        return jax.tree.map(lambda x: number if x == "matrix" else None, labels(params))
+
+    more = {"muon_weight_dimension_numbers": dimensions, **options}
+    _check_call(contrib.muon, "muon", schedule, **more)
+    return contrib.muon(schedule, **more)
+
+
+_ADAMS = {"adamw": optax.scale_by_adam, "radam": optax.scale_by_radam}
+_OTHERS = {
+    "adafactor": optax.adafactor,
+    "lion": optax.lion,
+    "muon": _muon,
+    "sgd": optax.sgd,
+}
+_OPTIONS = "--train.optimizer_options"
+_OUTER = {"embed", "convs", "logits", "tokens"}
+
+
+def _make_other(
+    name: str, schedule: optax.Schedule, options: dict[str, Any]
+) -> optax.GradientTransformation:
+    """An optimiser that is not one of Adam's; see `make_optimizer`."""
+    function = _OTHERS.get(name) or own.load(name, "--train.optimizer")
+    if not callable(function):
+        raise expected(
+            "--train.optimizer", f"{name!r} to be a function", a_thing(function)
+        )
+    takes = inspect.signature(function).parameters
+    more = {"labels": label_parameters, "weight_decay": 0.0}
+    settings = {key: more[key] for key in more.keys() & takes.keys()} | options
+    _check_call(function, name, schedule, **settings)
+    optimizer = function(schedule, **settings)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        needed = f"{name!r} to return an optax.GradientTransformation"
+        raise expected("--train.optimizer", needed, a_thing(optimizer))
+    return optimizer
+
+
+def _check_call(
+    function: Callable[..., Any], name: str, *args: Any, **options: Any
+) -> None:
+    try:
+        inspect.signature(function).bind(*args, **options)
+    except TypeError as error:
+        needed = f"{name} to take {', '.join(['a schedule'] * len(args) + [*options])}"
+        got = str(error).removeprefix("got ")
+        raise expected("--train.optimizer", needed, got) from error
+
+
+def _add_updates(
+    first: optax.GradientTransformation, second: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """The updates of the first, plus those of the second for gradients of zero."""
+
+    def init(params: Any) -> optax.OptState:
+        return first.init(params), second.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        zeros = jax.tree.map(jnp.zeros_like, updates)
+        updates, one = first.update(updates, state[0], params)
+        more, two = second.update(zeros, state[1], params)
+        return jax.tree.map(jnp.add, updates, more), (one, two)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _constant(peak: float, warmup: int) -> optax.Schedule:
@@ -104,27 +231,9 @@ def _constant(peak: float, warmup: int) -> optax.Schedule:
     return optax.linear_schedule(0.0, peak, warmup)
 
 
-def without_moments(state: optax.OptState) -> optax.OptState:
-    """The optimiser's state with Adam's moments, and the count of their steps, at zero;
-    the schedule goes on."""
-
-    def renewed(part: Any) -> Any:
-        is_adam = isinstance(part, optax.ScaleByAdamState)
-        return jax.tree.map(jnp.zeros_like, part) if is_adam else part
-
-    return jax.tree.map(
-        renewed, state, is_leaf=lambda x: isinstance(x, optax.ScaleByAdamState)
-    )
-
-
-def _matrices(params: Any) -> Any:
-    """Which parameters have two axes or more, and are not a norm's scale, which has an
-    axis for heads if each of them has its own norm."""
-
-    def is_matrix(path: tuple[Any, ...], x: jax.Array) -> bool:
-        return x.ndim >= 2 and "gain" not in {getattr(key, "key", "") for key in path}
-
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+def _is_matrix(params: Any) -> Any:
+    """Which parameters decay without ``decay_vectors``."""
+    return jax.tree.map(lambda label: label != "vector", label_parameters(params))
 
 
 def _f32(step: jax.typing.ArrayLike) -> jax.Array:

@@ -19,7 +19,7 @@ from lra_jax.training.console import RunConsole
 from lra_jax.training.loop import fit
 from lra_jax.training.machine import commit, describe_devices, peak_memory, versions
 from lra_jax.training.metrics import changed_metrics, read_metrics
-from lra_jax.training.optimizer import make_schedule
+from lra_jax.training.optimizer import make_optimizer
 from lra_jax.training.restore import export
 from lra_jax.training.result import Result, read_result, write_result
 from lra_jax.training.trainer import Trainer
@@ -52,7 +52,7 @@ class Session:
         self.result: Result | None = None
         self.task = get_task(config.task)
         self.task.check(config)
-        make_schedule(config.train, config.pretrain)
+        make_optimizer(config.train, config.pretrain)
         self.workdir = default_workdir(config)
         tracking.check(config)
         hosts.connect(config)
@@ -183,8 +183,8 @@ class Session:
         """Scores the test split with the last and the best parameters."""
         trainer, progress, config = self.trainer, self.trainer.progress, self.config
         self.console.line("scoring the test split")
-        last = self._evaluate(trainer.state.params, "test")
-        best, params = last, trainer.state.params
+        params = trainer.scored_params
+        best = last = self._evaluate(params, "test")
         if progress.best_step != trainer.step:
             params, _ = trainer.checkpoints.load_params("best", trainer.state)
             best = self._evaluate(params, "test")

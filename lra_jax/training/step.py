@@ -1,6 +1,7 @@
 """The training state, and the two functions that are compiled."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from jax.core import Tracer
 
 from lra_jax.models.batch_norm import RunningMean
 from lra_jax.tasks.base import Batch, Sums
-from lra_jax.training.optimizer import without_moments
+from lra_jax.training.optimizer import renew
 
 Loss = Callable[[nnx.Module, Batch, nnx.Rngs | None], Sums]
 
@@ -30,6 +31,8 @@ class TrainState(NamedTuple):
       sums: metric sums since they were last drained.
       bad_step: int32 scalar, the first step (from 1) whose loss was not finite, or -1.
       peak: float32 scalar, the largest loss of a step since the sums were drained.
+      average: that of the parameters and running means over the steps, for evaluation;
+        None = none is kept.
     """
 
     step: jax.Array
@@ -38,23 +41,43 @@ class TrainState(NamedTuple):
     sums: Sums
     bad_step: jax.Array
     peak: jax.Array
+    average: nnx.State | None = None
 
 
 def init_state(
-    params: nnx.State, optimizer: optax.GradientTransformation
+    params: nnx.State, optimizer: optax.GradientTransformation, ema: float = 0.0
 ) -> TrainState:
-    """The state before the first step; the optimiser sees only the parameters."""
+    """The state before the first step; the optimiser sees only the parameters.
+
+    With ``ema``, the state also keeps an average of the parameters.
+    """
     # A user's parameter may be weakly typed, as jnp.full(4, 2.0) is; after a step it
     # would no longer be, and the step would be compiled again.
     params = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), params)
+    with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
+        opt_state = optimizer.init(nnx.filter_state(params, nnx.Param))
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.init(nnx.filter_state(params, nnx.Param)),
+        opt_state=opt_state,
         sums=zero_sums(),
         bad_step=jnp.full((), NO_STEP, jnp.int32),
         peak=jnp.zeros((), jnp.float32),
+        # Copies: a step overwrites the state that it gets.
+        average=jax.tree.map(jnp.copy, _moving(params)) if ema else None,
     )
+
+
+def _moving(params: nnx.State) -> nnx.State:
+    """What steps change: the parameters, and the running means of batch norms."""
+    return nnx.filter_state(params, (nnx.Param, RunningMean))
+
+
+def scored_params(state: TrainState) -> nnx.State:
+    """What evaluations use: the averages, if the state keeps them."""
+    if state.average is None:
+        return state.params
+    return nnx.merge_state(state.params, state.average)
 
 
 def compiled_step(
@@ -94,14 +117,18 @@ def step_function(
     seed: int,
     learns: Any = nnx.Param,
     renewed_at: int = 0,
+    ema: float = 0.0,
 ) -> Callable[[TrainState, Batch], TrainState]:
     """One training step for a task's objective.
 
     The dropout key of a step is ``fold_in(key(seed), step)``, so no random state has to
     be saved. Parameters that ``learns``, a filter of Flax NNX, does not select keep
     their values, and their gradients count as zero. After ``renewed_at`` steps, if that
-    is not 0, Adam's moments begin anew: the old ones belong to another loss, or to
-    parameters that were not trained.
+    is not 0, the optimiser's moments and the average begin anew: the old ones belong to
+    another loss, or to parameters that were not trained.
+
+    With decay d = ``ema``, the average after t steps is the sum of ``d^(t - k) p_k``
+    over the parameters p_k after steps k = 1 to t, divided by that of ``d^(t - k)``.
     """
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
@@ -125,7 +152,7 @@ def step_function(
             begins = state.step == renewed_at
             opt_state = jax.tree.map(
                 lambda new, old: jnp.where(begins, new, old),
-                without_moments(opt_state),
+                renew(opt_state, optimizer.init(trained)),
                 opt_state,
             )
         with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
@@ -134,13 +161,20 @@ def step_function(
         learned, _ = nnx.split_state(trained, learns, ...)
         step = state.step + 1
         first_bad = ~jnp.isfinite(sums["loss"]) & (state.bad_step == NO_STEP)
+        params = nnx.merge_state(learned, kept, moved, buffers)
+        average: Any = state.average
+        if average is not None:
+            steps = jnp.maximum(step - renewed_at, 1).astype(jnp.float32)
+            share = (1 - ema) / -jnp.expm1(steps * math.log(ema))
+            average = optax.incremental_update(_moving(params), average, share)
         return TrainState(
             step=step,
-            params=nnx.merge_state(learned, kept, moved, buffers),
+            params=params,
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(first_bad, step, state.bad_step),
             peak=jnp.maximum(state.peak, sums["loss"] / sums["count"]),
+            average=average,
         )
 
     return train_step

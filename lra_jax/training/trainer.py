@@ -35,6 +35,7 @@ from lra_jax.training.step import (
     drain,
     init_state,
     make_eval_step,
+    scored_params,
     step_function,
     zero_sums,
 )
@@ -115,7 +116,7 @@ class Trainer:
         self.num_parameters = sum(x.size for x in jax.tree.leaves(trained))
         causal = config.model.is_causal
         self.state_size = state_size(model.encoder) if causal else None
-        state = init_state(params, optimizer)
+        state = init_state(params, optimizer, train.ema)
         self.state: TrainState = sharding.replicate(self.mesh, state)
         self.progress = Progress()
         self.train_step, self._pretrain_step = self._make_steps(optimizer)
@@ -139,13 +140,19 @@ class Trainer:
 
         def make(loss: Any, learns: Any, renewed_at: int) -> Step:
             function = step_function(
-                loss, self._graphdef, optimizer, config.seed, learns, renewed_at
+                loss,
+                self._graphdef,
+                optimizer,
+                config.seed,
+                learns,
+                renewed_at,
+                config.train.ema,
             )
             step = compiled_step(function, shapes, placed)
             return sharding.under_mesh(self.mesh, step)
 
         return (
-            make(self.task.loss, learns, pretrain.steps),
+            make(self.task.training_loss(config.train), learns, pretrain.steps),
             make(reconstruction, is_of_reconstruction, 0),
         )
 
@@ -183,9 +190,9 @@ class Trainer:
           OSError: there is no space for them.
         """
         if self._training:
-            # Parameters and two moments, three times while a checkpoint replaces the
-            # older of two; the best parameters, twice.
-            arrays = 3 * 3 + 2
+            # Parameters, two moments and perhaps an average, three times while a
+            # checkpoint replaces the older of two; the best parameters, twice.
+            arrays = 3 * (3 + bool(self.config.train.ema)) + 2
             check_space(self.workdir, arrays * 4 * self.num_parameters)
         return Checkpoints(self.workdir, clean=self._training)
 
@@ -193,6 +200,11 @@ class Trainer:
     def step(self) -> int:
         """Steps done."""
         return int(self.state.step)
+
+    @property
+    def scored_params(self) -> nnx.State:
+        """The parameters that are scored and kept: averages with ``--train.ema``."""
+        return scored_params(self.state)
 
     @functools.cached_property
     def tokens_before(self) -> Callable[[int], float]:
@@ -258,7 +270,7 @@ class Trainer:
 
     def keep_best(self, step: int, means: dict[str, float]) -> None:
         """Saves the parameters as the best so far, with their validation scores."""
-        self.checkpoints.save_best(step, self.state.params)
+        self.checkpoints.save_best(step, self.scored_params)
         self.progress = self.progress._replace(
             best_step=step, best_accuracy=means["accuracy"], best_loss=means["loss"]
         )

@@ -128,6 +128,14 @@ def test_resumed_bit_for_bit(classes, preset):
     assert once.read_bytes() == twice.read_bytes()
 
 
+def test_numbers_have_no_labels_to_smooth(numbers):
+    smoothed = config(numbers, train={"label_smoothing": 0.1, "steps": 4})
+    with pytest.raises(
+        ValueError, match=r"^--train.label_smoothing: expected 0 for lab"
+    ):
+        train.run(smoothed, quiet=True)
+
+
 def test_packed_batches_have_the_same_loss(classes):
     plain, packed = (
         train.run(

@@ -17,7 +17,7 @@ from lra_jax.models import AutoEncoder, TokenClassifier
 from lra_jax.reports import exports
 from lra_jax.reports.runs import group_runs, read_runs
 from lra_jax.tasks import get_task
-from lra_jax.tasks.base import classification_loss
+from lra_jax.tasks.base import classification_loss, sum_losses
 from lra_jax.training import Interrupted
 from lra_jax.training.console import RunConsole
 from lra_jax.training.restore import predictions
@@ -188,6 +188,20 @@ def test_the_loss_counts_each_target_once():
     assert sums["loss"] == pytest.approx(expected, rel=1e-5) and sums["count"] == 2
     del batch["weights"]
     assert classification_loss(model, batch)["count"] == 5  # pyright: ignore
+
+
+def test_smoothed_labels_by_hand():
+    """0.3 of each label is spread over its 4 classes: ``0.7 - log p + 0.3 mean``."""
+    logits = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    labels = jnp.array([[1, 3, -1], [0, -1, -1]])
+    logs = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    rows, places, classes = [0, 0, 1], [0, 1, 0], [1, 3, 0]
+    plain = -logs[rows, places, classes]
+    expected = 0.7 * plain - 0.3 * logs[rows, places].mean(-1)
+    sums = sum_losses(logits, labels, {}, label_smoothing=0.3)
+    assert sums["loss"] == pytest.approx(expected.sum(), rel=1e-5)
+    assert sums["count"] == 3
+    assert sum_losses(logits, labels, {})["loss"] == pytest.approx(plain.sum(), 1e-5)
 
 
 def test_predictions_are_those_that_were_counted(tmp_path):

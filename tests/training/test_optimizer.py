@@ -9,10 +9,16 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from optax import contrib
 
 from lra_jax.configs import PretrainConfig, TrainConfig
+from lra_jax.errors import check_types
 from lra_jax.models import SequenceClassifier
-from lra_jax.training.optimizer import make_optimizer, make_schedule
+from lra_jax.training.optimizer import (
+    label_parameters,
+    make_optimizer,
+    make_schedule,
+)
 
 
 def rate(step: int, **settings) -> float:
@@ -161,3 +167,176 @@ def test_three_steps_of_adamw_by_hand():
             updates, state = rule.update(slopes, state, params)
             params = optax.apply_updates(params, updates)
     np.testing.assert_allclose(params["kernel"], weights, rtol=1e-5)
+
+
+def small_model() -> tuple[nnx.GraphDef, nnx.State]:
+    sizes = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "mlp_dim": 12}
+    model = SequenceClassifier(
+        5, 3, gate=True, short_conv=3, max_length=6, **sizes, rngs=nnx.Rngs(0)
+    )
+    return nnx.split(model, nnx.Param)
+
+
+def updates_of(rule: optax.GradientTransformation, steps: int = 2) -> Any:
+    """The updates of a few steps, for gradients that are drawn."""
+    params: Any = small_model()[1]
+    state, updates = rule.init(params), params
+    for step in range(steps):
+        rng = np.random.default_rng(step)
+        grads = jax.tree.map(
+            lambda x, rng=rng: jnp.asarray(rng.normal(size=x.shape), x.dtype), params
+        )
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = rule.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+    return updates
+
+
+def muon_numbers(params: Any) -> Any:
+    """Muon's for kernels between embeddings and logits; convolutions are none."""
+    outer = ("convs", "logits")
+    flat = [
+        (path, path[-1] == "kernel" and not {*outer} & {*path})
+        for path, _ in nnx.to_flat_state(params)
+    ]
+    numbers = {
+        path: params_at(params, path).replace(
+            contrib.MuonDimensionNumbers() if is_matrix else None
+        )
+        for path, is_matrix in flat
+    }
+    return nnx.from_flat_state(numbers)
+
+
+def params_at(params: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        params = params[key]
+    return params
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "make"),
+    [
+        ("adafactor", "", lambda rate: optax.adafactor(rate)),
+        ("lion", "b2=0.9", lambda rate: optax.lion(rate, b2=0.9, weight_decay=0)),
+        ("sgd", "momentum=0.9", lambda rate: optax.sgd(rate, momentum=0.9)),
+        ("optax:adamax", "", lambda rate: optax.adamax(rate)),
+        (
+            "muon",
+            "consistent_rms=0.2",
+            lambda rate: contrib.muon(
+                rate,
+                consistent_rms=0.2,
+                muon_weight_dimension_numbers=muon_numbers,
+            ),
+        ),
+    ],
+)
+def test_optimizers_are_those_of_optax(name, options, make):
+    config = TrainConfig(
+        **{"optimizer": name, "optimizer_options": options, "learning_rate": 0.1},
+        **{"schedule": "linear", "warmup": 0, "steps": 10, "clip_norm": 0.0},
+    )
+    rates = optax.linear_schedule(0.1, 0.0, 10)
+    ours, theirs = updates_of(make_optimizer(config)), updates_of(make(rates))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+    decayed = dataclasses.replace(config, weight_decay=0.5, decay_vectors=False)
+    rule = make_optimizer(decayed)
+    # Of the first step, which leaves the parameters as drawn.
+    params = small_model()[1]
+    less = updates_of(rule, 1)
+    plain = updates_of(make(rates), 1)
+    labels = label_parameters(params)
+
+    def check(label, parameter, one, other) -> None:
+        shrunk = 0.0 if label == "vector" else -0.1 * 0.5 * parameter
+        np.testing.assert_allclose(one - other, shrunk, atol=1e-6)
+
+    jax.tree.map(check, labels, params, less, plain)
+
+
+def test_labels_of_parameters():
+    labels = label_parameters(small_model()[1])
+    flat = {".".join(map(str, p)): x.get_value() for p, x in nnx.to_flat_state(labels)}
+    block = "encoder.blocks.0"
+    expected = {
+        f"{block}.attention.query.kernel": "matrix",
+        f"{block}.attention.query.bias": "vector",
+        f"{block}.attention.convs.query.kernel": "table",
+        f"{block}.attention.out_norm.gain": "vector",
+        f"{block}.mlp.outer.kernel": "matrix",
+        "encoder.embed.embedding": "table",
+        "encoder.positions": "table",
+        "hidden.kernel": "matrix",
+        "logits.kernel": "table",
+        "logits.bias": "vector",
+    }
+    assert {name: flat[name] for name in expected} == expected
+
+
+def signs(schedule, labels, scale=1.0):
+    """An optimizer of one's own: signs for matrices, gradients for the rest."""
+    rules = {"matrix": optax.scale_by_sign(), "other": optax.identity()}
+
+    def kinds(params: Any) -> Any:
+        return jax.tree.map(
+            lambda x: "matrix" if x == "matrix" else "other", labels(params)
+        )
+
+    return optax.chain(
+        optax.scale(scale),
+        optax.partition(rules, kinds),
+        optax.scale_by_learning_rate(schedule),
+    )
+
+
+NOTHING = 3
+
+
+def no_optimizer(schedule):
+    return schedule
+
+
+def test_an_optimizer_of_ones_own():
+    """Given the schedule and the labels; clipped before, decayed after it."""
+    config = TrainConfig(
+        **{"optimizer": f"{__name__}:signs", "optimizer_options": "scale=0.5"},
+        **{"schedule": "constant", "warmup": 0, "learning_rate": 0.1},
+        **{"clip_norm": 1.0, "weight_decay": 0.5},
+    )
+    assert dataclasses.replace(config, optimizer=signs) == config  # From Python.
+    params: Any = {"kernel": jnp.full((2, 2), 2.0), "bias": jnp.full(2, 2.0)}
+    grads = {"kernel": jnp.full((2, 2), -3.0), "bias": jnp.full(2, 8.0)}
+    rule = make_optimizer(config)
+    updates: Any = rule.update(grads, rule.init(params), params)[0]
+    np.testing.assert_allclose(updates["kernel"], 0.1 - 0.1 * 0.5 * 2, rtol=1e-5)
+    norm = np.sqrt(4 * 9 + 2 * 64)
+    decayed = -0.1 * 0.5 * 8 / norm - 0.1 * 0.5 * 2
+    np.testing.assert_allclose(updates["bias"], decayed, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("lionn", "", "one of adamw, .*, got 'lionn'; did you mean 'lion'"),
+        ("no_module:f", "", "importable module before ':' in 'no_module:f'"),
+        (f"{__name__}:sings", "", "no attribute 'sings'; did you mean 'signs'"),
+        (f"{__name__}:NOTHING", "", "to be a function, got an int"),
+        (
+            f"{__name__}:no_optimizer",
+            "",
+            "optax.GradientTransformation, got a function",
+        ),
+        (f"{__name__}:signs", "b=2", "to take a schedule, labels, b, got"),
+        (f"{__name__}:small_model", "", "to take a schedule, got too many"),
+        ("lion", "momentum=2", "lion to take a schedule, .*, momentum, got"),
+        ("muon", "momentum=2", "muon to take a schedule, .*, momentum, got"),
+        ("adamw", "momentum=2", "adamw to take b1, b2, eps, momentum, got an"),
+    ],
+)
+def test_a_wrong_optimizer_is_refused(name, options, words):
+    config = TrainConfig(optimizer=name, optimizer_options=options)
+    with pytest.raises(ValueError, match=f"^--train.optimizer: expected .*{words}"):
+        check_types(config, "--train.")
+        make_optimizer(config)

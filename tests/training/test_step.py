@@ -12,8 +12,13 @@ from flax import nnx
 from helpers import assert_equal_trees
 
 from lra_jax.models import SequenceClassifier
-from lra_jax.training.optimizer import without_moments
-from lra_jax.training.step import TrainState, init_state, step_function
+from lra_jax.training.optimizer import renew
+from lra_jax.training.step import (
+    TrainState,
+    init_state,
+    scored_params,
+    step_function,
+)
 
 
 def made(
@@ -21,7 +26,9 @@ def made(
 ) -> tuple[Callable[[TrainState], TrainState], TrainState]:
     """A step on one batch, and the state before the first."""
     sizes = {"num_layers": 1, "embed_dim": 16, "num_heads": 2, "mlp_dim": 16}
-    model = SequenceClassifier(9, 3, dropout=dropout, **sizes, rngs=nnx.Rngs(0))
+    more = {name: options.pop(name) for name in ("norm",) if name in options}
+    more |= {"pooling": "ends"} if more else {}
+    model = SequenceClassifier(9, 3, dropout=dropout, **sizes, **more, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(model)
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 9, (4, 12)))
     labels = jnp.array([0, 1, 2, 0])
@@ -34,7 +41,8 @@ def made(
 
     step = step_function(loss, graphdef, optimizer, **{"seed": 0} | options)
     batch = {"tokens": tokens, "labels": labels}
-    return lambda state: step(state, batch), init_state(params, optimizer)
+    state = init_state(params, optimizer, options.get("ema", 0.0))
+    return lambda state: step(state, batch), state
 
 
 def losses(dropout: float, seed: int = 0, steps: int = 3) -> list[float]:
@@ -65,14 +73,57 @@ def test_the_seed_decides_what_is_dropped():
 
 def test_moments_begin_anew_after_a_number_of_steps():
     """The third step is then the first of another optimiser; the second is not."""
-    step, state = made(optax.adam(0.1))
-    renewing, _ = made(optax.adam(0.1), renewed_at=2)
+    optimizer = optax.adam(optax.linear_schedule(0.1, 0.0, 4))
+    step, state = made(optimizer)
+    renewing, _ = made(optimizer, renewed_at=2)
     one = step(state)
     two = step(one)
     assert_equal_trees(renewing(one).params, two.params)
-    fresh = two._replace(opt_state=without_moments(two.opt_state))
+    params = nnx.filter_state(two.params, nnx.Param)
+    fresh: Any = renew(two.opt_state, optimizer.init(params))
+    assert int(fresh[1].count) == 2  # The schedule goes on.
+    fresh = two._replace(opt_state=fresh)
     assert_equal_trees(renewing(two).params, step(fresh).params)
     change = jax.tree.map(
         lambda x, y: float(jnp.abs(x - y).max()), renewing(two).params, step(two).params
     )
     assert max(jax.tree.leaves(change)) > 1e-3
+
+
+def test_an_average_of_the_parameters_by_hand():
+    """That of Adam's paper: weights 0.9^(t - k), divided by their sum."""
+    step, state = made(optax.sgd(0.5), ema=0.9)
+    steps = []
+    for _ in range(3):
+        state = step(state)
+        steps.append(jax.tree.leaves(state.params))
+        average = jax.tree.leaves(scored_params(state))
+        shares = 0.9 ** np.arange(len(steps))[::-1]
+        for mean, *values in zip(average, *steps, strict=True):
+            expected = np.average(np.asarray(values, np.float64), 0, shares)
+            np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_average_begins_anew_with_the_moments():
+    step, state = made(optax.sgd(0.5), ema=0.9, renewed_at=2)
+    for _ in range(3):
+        state = step(state)
+    assert scored_params(state) is not state.params
+    jax.tree.map(
+        lambda mean, last: np.testing.assert_allclose(mean, last, atol=1e-6),
+        scored_params(state),
+        state.params,
+    )
+
+
+def test_running_means_are_averaged_too():
+    step, state = made(optax.sgd(0.5), ema=0.5, norm="batch")
+    one = step(state)
+    two = step(one)
+
+    def means(params: nnx.State) -> np.ndarray:
+        return np.asarray(params["encoder"]["norm"]["mean"][...])
+
+    assert np.abs(means(two.params) - means(one.params)).max() > 1e-3
+    expected = (means(one.params) + 2 * means(two.params)) / 3
+    np.testing.assert_allclose(means(scored_params(two)), expected, rtol=1e-5)
