@@ -60,13 +60,6 @@ def test_a_grid_ignores_the_length(max_length: Any) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-def test_one_row_is_one_dimension() -> None:
-    arrays = inputs(2, length=8, query_length=8)
-    call = attention.cosformer_attention
-    assert_close(call(*arrays, grid=(1, 8)), call(*arrays))
-    assert_close(call(*arrays, grid=(8, 1)), call(*arrays))
-
-
 @every
 def test_the_cost_is_linear(name: str) -> None:
     """No array of T x S is made."""

@@ -65,19 +65,6 @@ def test_query_mask_reaches_the_mechanism():
     np.testing.assert_allclose(out, call(module, x[:, :4], context), atol=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", sorted({*KINDS} & CAUSAL))
-def test_causal(mechanism):
-    module, x = layer(mechanism, is_causal=True), inputs(1, 6, 8)
-    out = call(module, x)
-    later = np.array(x)
-    later[:, 4:] += 1
-    changed = call(module, later)
-    np.testing.assert_allclose(out[:, :4], changed[:, :4], atol=1e-5)
-    # Gated units are nearly closed at first.
-    difference = np.abs(out[:, 4:] - changed[:, 4:]).max()
-    assert difference > 0.01 * np.abs(changed[:, 4:]).max()
-
-
 @pytest.mark.parametrize("mechanism", sorted({*MECHANISMS} - CAUSAL))
 def test_what_cannot_be_causal_is_refused_when_it_is_built(mechanism):
     with pytest.raises(ValueError, match=f"causal form.*got '{mechanism}'"):

@@ -78,22 +78,6 @@ def test_a_padded_batch_equals_each_sample_alone(mechanism, pooling):
     assert np.abs(read).max() > 1e-4
 
 
-def test_garbage_has_no_gradient():
-    model = classifier("flow")
-    graph, params = nnx.split(model, nnx.Param)
-    batch = np.where(tokens() == 0, VOCABULARY - 1, np.minimum(tokens(), 9))
-
-    @helpers.quick_jit
-    def gradient(params):
-        return jax.grad(lambda p: (nnx.merge(graph, p)(batch, LENGTHS) ** 2).sum())(
-            params
-        )
-
-    rows = np.asarray(gradient(params)["encoder"]["embed"]["embedding"][...])
-    assert not rows[VOCABULARY - 1].any()
-    assert np.isfinite(rows).all() and rows[1].any()
-
-
 def test_pooling():
     mean, cls = classifier(pooling="mean"), classifier(pooling="cls")
     encoded = np.asarray(encode(mean, tokens(), LENGTHS))

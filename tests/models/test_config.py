@@ -42,6 +42,7 @@ MEMORY: dict[str, Any] = SIZES | {
     "mlp_options": {"keys": 8},
     "remat": True,
 }
+ZEROS: dict[str, Any] = {"norm": "instance", "padding": "zeros", "grid": (2, 2)}
 
 
 def encoder(**arguments) -> TransformerEncoder:
@@ -164,6 +165,14 @@ def test_errors(settings, message):
         (SequenceClassifier, (4, 2), {"pooling": "first", "is_causal": True}, "pool"),
         (SequenceClassifier, (4, 2), {"padding": "none"}, "padding"),
         (AutoEncoder, (4, 2), {"embed_dim": 7, "num_heads": 1}, "embed_dim"),
+        (SequenceClassifier, (4, 2), {"norm": "group"}, "norm"),
+        (SequenceClassifier, (4, 2), {"norm": "batch", "remat": True}, "remat"),
+        (CausalLM, (4,), {"norm": "batch"}, "norm"),
+        (CausalLM, (4,), {"norm": "instance"}, "norm"),
+        # A mean of what has the mean zero; and its row of a class is at the front.
+        (SequenceClassifier, (4, 2), {"norm": "instance"}, "pooling"),
+        (SequenceClassifier, (4, 2), ZEROS | {"pooling": "first"}, "pooling"),
+        (SequenceClassifier, (4, 2), ZEROS | {"pooling": "cls"}, "pooling"),
     ],
 )
 def test_settings_that_a_model_would_not_heed(kind, sizes, settings, name):

@@ -150,19 +150,6 @@ def test_rotary_scores_depend_on_differences_of_positions():
     assert np.abs(np.asarray(other)[:, 0] - np.asarray(alone)[:, 0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "linear", "linformer"])
-def test_rotary_tells_the_order_and_leaves_padding_exact(mechanism):
-    model = classifier(mechanism, positions="rotary")
-    assert "positions" not in nnx.state(model.encoder, nnx.Param)
-    lengths = np.array([12, 7], np.int32)
-    padded = out(model, pixels(), lengths)
-    alone = out(model, pixels()[1:, :7])
-    np.testing.assert_allclose(alone[0], padded[1], atol=2e-5)
-    # Softmax at first is close to uniform: little, but there.
-    reversed_ = out(model, np.ascontiguousarray(pixels()[:1, ::-1]))
-    assert np.abs(reversed_ - out(model, pixels()[:1])).max() > 1e-6
-
-
 def test_no_positions_at_all():
     model = classifier("linear", positions="none")
     reversed_ = np.ascontiguousarray(pixels()[:, ::-1])

@@ -115,22 +115,6 @@ def test_checkpoint_scan_and_vmap() -> None:
     assert_close(*run(X))
 
 
-@pytest.mark.parametrize("mechanism", ["cosformer", "flow"])
-def test_a_mesh_with_explicit_axes(mechanism: str) -> None:
-    """Samples on two devices, which the types of all arrays say."""
-    layer = _layer(mechanism)
-    explicit = jax.sharding.AxisType.Explicit
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(explicit,))
-    expected = layer(X)
-    with jax.set_mesh(mesh):
-        x = jax.device_put(X, jax.sharding.PartitionSpec("data"))
-        graph, state = nnx.split(layer)
-        state = jax.device_put(state, jax.sharding.PartitionSpec())
-        out = jax.jit(lambda state, x: nnx.merge(graph, state)(x))(state, x)
-        assert jax.typeof(out).sharding.spec[0] == "data"
-    assert_close(out, expected)
-
-
 def test_an_encoder_shares_heads() -> None:
     config = ModelConfig(
         num_layers=1, embed_dim=8, num_heads=4, num_kv_heads=1, max_length=6

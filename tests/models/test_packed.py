@@ -36,6 +36,7 @@ def _apart(model: SequenceClassifier, tokens: np.ndarray, lengths: np.ndarray) -
         {"mechanism": "cosformer", "pooling": "attention+ends", "short_conv": 3},
         {"mechanism": "linear", "pooling": "last", "norm": "batch", "post_norm": True},
         {"mechanism": "softmax", "pooling": "first", "positions": "rotary"},
+        {"mechanism": "linear", "pooling": "attention", "norm": "instance"},
         {"mechanism": "linear", "positions": "rotary"},
         {"mechanism": "gau", "positions": "sinusoidal"},
         {"hybrid": ("hgrn", "cosformer"), "num_layers": 2},

@@ -15,6 +15,7 @@ from lra_jax.models import (
     TokenClassifier,
     TransformerEncoder,
 )
+from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.mlp import Mlp
 
@@ -89,6 +90,11 @@ def matcher() -> MatchingClassifier:
         (lambda: matcher()(TOKENS, LENGTHS - 5, TOKENS, LENGTHS), "lengths_1"),
         (lambda: matcher()(TOKENS, LENGTHS, TOKENS, LENGTHS[:, None]), "lengths_2"),
         (lambda: matcher()(TOKENS[0], None, TOKENS, None), "tokens_1"),
+        (lambda: InstanceNorm(4)(X), "inputs"),
+        (lambda: InstanceNorm(8)(X, MASK[:, :5]), "mask"),
+        (lambda: BatchNorm(4)(X), "inputs"),
+        (lambda: BatchNorm(8)(X, MASK[:, :5]), "mask"),
+        (lambda: BatchNorm(8)(X, segment_ids=ROWS[:, :5], training=True), "segm"),
     ],
 )
 def test_arrays_that_do_not_fit(call, name):

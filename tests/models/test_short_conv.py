@@ -65,14 +65,6 @@ def test_a_square_window(size: int, first: int):
     assert_close(layer(x.reshape(2, -1, 2)), expected.reshape(2, -1, 2))
 
 
-def test_hidden_positions_are_zeros_whatever_they_hold():
-    layer = ShortConv(2, 5, rngs=nnx.Rngs(0))
-    x = RNG.normal(size=(1, 6, 2)).astype("float32")
-    mask = jnp.arange(6)[None] < 4
-    broken = jnp.asarray(x).at[:, 4:].set(jnp.nan)
-    assert_close(layer(broken, mask)[:, :4], layer(x[:, :4]))
-
-
 def test_gated_mlp():
     mlp: Any = Mlp(3, 5, gated=True, rngs=nnx.Rngs(0))
     x = RNG.normal(size=(2, 3)).astype("float32")

@@ -121,7 +121,7 @@ def test_prompts_of_different_lengths_go_on_as_if_alone(side: str):
     assert_close(together(prompts, mask), np.stack(expected))
 
 
-@pytest.mark.parametrize("mechanism", ["softmax", "cosformer", "gla", "hgrn"])
+@pytest.mark.parametrize("mechanism", ["softmax", "cosformer"])
 def test_states_are_rolled_back_branched_and_taken_out_of_a_batch(mechanism):
     layer = _layer(mechanism, **PARTS)
 

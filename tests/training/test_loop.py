@@ -289,16 +289,3 @@ def test_parameters_that_are_lost_are_not_saved(
         train.run(config, quiet=True)
     assert error.value.step == 1 and error.value.saved_step is None
     assert not saved_steps(tmp_path, "latest") and not saved_steps(tmp_path, "best")
-
-
-def test_is_noticed_at_the_next_report(data_dir, tmp_path):
-    config = helpers.tiny(
-        data_dir,
-        tmp_path,
-        train=STEEP | {"learning_rate": 1e30},
-        data={"buckets": "60"},
-    )
-    with pytest.raises(NonFiniteLoss) as error:
-        train.run(config, quiet=True)
-    assert error.value.step == 2
-    assert read_metrics(tmp_path) == [{"step": 2, "split": "not_finite"}]

@@ -259,13 +259,6 @@ def test_flow_is_conserved(queries: int, keys: int) -> None:
     assert (np.asarray(terms.allocation) < 1).all()
 
 
-def test_flow_with_equal_keys_has_no_competition() -> None:
-    q, k, _ = inputs(9)
-    same = np.tile(k[:, :1], (1, 7, 1, 1))
-    terms = fast_jit(lambda q, k: attention.flow_terms(q, k, clip=None))(q, same)
-    assert_close(terms.competition, np.ones((2, 7, 2)), 1e-6)
-
-
 def test_flow_without_a_clip_survives_large_flows() -> None:
     # The features of two keys are huge: exp of their flows overflows without a maximum,
     # and a maximum over later positions would leave nothing of the earlier ones.

@@ -36,27 +36,6 @@ def test_options(name: str, causal: bool) -> None:
     assert_close(got, getattr(units, name)(q, k, v, MASK, causal, **options))
 
 
-@pytest.mark.parametrize("name", UNITS)
-def test_the_gate_multiplies(name: str) -> None:
-    q, k, v = inputs(3)
-    gate = inputs(4)[2]
-    call = fast_jit(function(name))
-    assert_close(call(q, k, v, gate=gate), gate * np.asarray(call(q, k, v)), 1e-6)
-
-
-def test_flash_of_one_chunk_without_its_linear_part_is_a_unit() -> None:
-    q, k, v = inputs(5)
-    options = keywords("flash", 2, 4)
-    scale, offset = (np.array(options[name]) for name in ("scale", "offset"))
-    scale[3] = offset[3] = 0
-    more = {"chunk": 9, "rotate": True, "scale": scale, "offset": offset}
-    unit = {"scale": scale[::2], "offset": offset[::2], "rotate": True, "length": 9}
-    unit["relative_bias"] = options["relative_bias"]
-    for causal in (False, True):
-        got = fast_jit(function("flash", is_causal=causal, **more))(q, k, v)
-        assert_close(got, fast_jit(function("gau", is_causal=causal, **unit))(q, k, v))
-
-
 def test_buckets_of_distances() -> None:
     for causal in (False, True):
         distances = np.arange(-300, 301)

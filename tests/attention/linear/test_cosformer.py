@@ -43,17 +43,6 @@ def formula(q, k, v, mask=None, max_length=None, eps=1e-6, causal=False) -> np.n
 CASE = Case(formula, {"max_length": LENGTH}, mean=True, level={"max_length": 2048})
 
 
-def test_cosformer_with_a_long_max_length_is_linear_attention() -> None:
-    q, k, v = inputs(4)
-
-    @fast_jit
-    def both(*a):
-        distant = attention.cosformer_attention(*a, max_length=10**6)
-        return distant, attention.linear_attention(*a, feature_map="relu")
-
-    assert_close(*both(q, k, v), 1e-4)
-
-
 @pytest.mark.parametrize("is_causal", [False, True], ids=["whole", "causal"])
 def test_one_length_a_sample(is_causal: bool) -> None:
     q, k, v = inputs(11, batch=3)

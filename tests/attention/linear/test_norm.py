@@ -53,18 +53,6 @@ def test_relu_features() -> None:
     assert_close(got(*arrays), formula(*arrays, phi=relu))
 
 
-def test_every_position_has_one_size_at_any_length() -> None:
-    """Also the scale of queries, keys and values is taken away."""
-    q, k, v = inputs(3, query_length=300, length=300, heads=3)
-    relu = functools.partial(
-        attention.norm_attention, is_causal=True, feature_map="relu", eps=1e-12
-    )
-    call = fast_jit(relu)
-    out = np.asarray(call(np.abs(q), np.abs(k), v))
-    np.testing.assert_allclose(np.square(out).mean((2, 3)), 1, rtol=1e-5)
-    assert_close(call(3 * np.abs(q), 0.2 * np.abs(k), 7 * v), out)
-
-
 def test_options_reach_the_stream() -> None:
     q, k, v = inputs(4)
     keywords = {"norm": "layer", "per_head": True, "eps": 0.1, "feature_map": "relu"}

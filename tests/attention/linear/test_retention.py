@@ -66,25 +66,6 @@ def test_without_rotation() -> None:
     assert_close(got, formula(*arrays, rotate=False))
 
 
-def test_retention_is_as_published_in_its_recurrent_form() -> None:
-    """s <- gamma e^(i theta) s + k v: the paper's, before the normalisations."""
-    q, k, v = (x.astype("float64")[0, :, 0] for x in inputs(6, heads=1))
-    theta = np.array([1, 1e-4])
-    state, outs = np.zeros((2, 4), complex), []
-    for query, key, value in zip(q, k, v, strict=True):
-        one, two = (x[0::2] + 1j * x[1::2] for x in (query, key))
-        state = 31 / 32 * np.exp(1j * theta)[:, None] * state
-        state = state + np.outer(two.conj(), value)
-        outs.append((one @ state).real)
-    out = np.stack(outs)
-    out = out - out.mean(-1, keepdims=True)
-    out = out / out.std(-1, keepdims=True)
-    arrays = (x.astype("float32")[None, :, None] for x in (q, k, v))
-    call = functools.partial(attention.retention_attention, is_causal=True, eps=1e-12)
-    got = fast_jit(call)(*arrays)
-    assert_close(got[0, :, 0], out, 1e-4)
-
-
 def test_rotations_are_exact_far_from_the_start() -> None:
     cos, sin = rotary.tables(1000, 6, jnp.float32)
     angles = np.arange(1001)[:, None] / 10000 ** np.linspace(0, 1, 3)

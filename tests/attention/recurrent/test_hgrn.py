@@ -1,6 +1,5 @@
 """The gated recurrence, position by position in numpy, and what is its own."""
 
-import functools
 from typing import Any
 
 import jax
@@ -343,13 +342,6 @@ def test_in_a_grid_heads_run_along_rows_and_columns(heads: int, turns: bool) -> 
     if not turns:
         weights = attention.hgrn_weights(q, q, mask, **arrays, grid=(rows, columns))
         assert_close(jnp.einsum("bnts,bsnv->btnv", weights, v), expected[0], 1e-4)
-
-
-def test_one_row_of_a_grid_is_a_sequence() -> None:
-    q, k, v = (x[:, :, :1] for x in inputs(3, length=8, query_length=8))
-    gates = {"log_decay": jnp.full((2, 8, 1), -0.3), "norm": None}
-    call = functools.partial(attention.hgrn_attention, q, k, v, **gates)
-    assert_close(call(grid=(1, 8)), call())
 
 
 def test_angles_begin_like_those_of_rotary_positions():

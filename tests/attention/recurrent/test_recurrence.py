@@ -182,14 +182,6 @@ def test_the_inverse_and_its_derivative(size: int) -> None:
         assert_close(*both(lower, slopes), 1e-9)
 
 
-def test_the_delta_rule_replaces_what_a_key_held() -> None:
-    """The second value under a key is all that is read; linear attention would add."""
-    _, k, v = inputs(3, 1, 2, 2, heads=1)
-    k[:, 1] = k[:, 0] = np.abs(k[:, 0]) + 1
-    out = attention.delta_attention(k, k, v, is_causal=True, norm=None)
-    assert_close(out, v, 1e-5)
-
-
 @pytest.mark.parametrize("name", ["delta", "gated_delta"])
 def test_a_share_of_two_turns_the_state_round(name: str) -> None:
     """An empty value under the key of the first: its sign tells odd from even."""
@@ -222,14 +214,6 @@ def test_the_output_gate_multiplies(name: str) -> None:
     one = [x[:, 0] for x in (q, k, v)]
     out, _ = step(state, *one, gate=gate[:, 0])
     assert_close(out, gate[:, 0] * np.asarray(step(state, *one)[0]), 1e-6)
-
-
-def test_without_decay_gated_delta_is_delta() -> None:
-    q, k, v = inputs(6)
-    beta = np.full((2, 7, 1), 0.3, "float32")
-    decay = np.zeros((2, 7, 2), "float32")
-    got = attention.gated_delta_attention(q, k, v, beta=beta, log_decay=decay)
-    assert_close(got, attention.delta_attention(q, k, v, beta=beta), 1e-6)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -1,4 +1,4 @@
-"""Models on a batch that is split over a mesh with explicit axes."""
+"""Models on a batch that is split over a mesh, and on one whose size is a symbol."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention.mechanisms import assert_close
+from attention.mechanisms import assert_close, fast_jit
 from flax import nnx
 from jax.flatten_util import ravel_pytree
 
@@ -54,46 +54,47 @@ def _decode(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
     return decoding.step(model, state, tokens[:, 4])[0]
 
 
-@pytest.mark.parametrize(
-    ("model", "settings", "call"),
-    [
-        (
-            models.SequenceClassifier,
-            CLASSES | {"pooling": "cls", "norm": "instance", "cutoffs": (3, 6)},
-            _score,
-        ),
-        (
-            models.SequenceClassifier,
-            CLASSES
-            | {"pooling": "attention+ends", "positions": "rotary", "remat": True},
-            _pack,
-        ),
-        (
-            models.SequenceClassifier,
-            CLASSES | {"mlp": "product_key", "positions": "sinusoidal"},
-            _pack,
-        ),
-        (
-            models.SequenceClassifier,
-            CLASSES
-            | {"pooling": "last", "inputs": "linear", "grid": (2, 4), "patch": 2},
-            _score,
-        ),
-        (
-            models.SequenceClassifier,
-            CLASSES
-            | {"pooling": "first", "positions": "learned_2d", "grid": (2, 4)}
-            | {"short_conv": 2, "conv_grid": True, "norm": "batch", "dropout": 0.1},
-            _train,
-        ),
-        (models.MatchingClassifier, CLASSES, _match),
-        (models.AutoEncoder, CLASSES, _score),
-        (models.MaskedLM, {}, _pack),
-        (models.TransformerEncoder, {}, _encode),
-        (models.CausalLM, {"short_conv": 3}, _pack),
-        (models.CausalLM, {"short_conv": 3, "positions": "rotary"}, _decode),
-    ],
-)
+TOKENS = np.random.default_rng(0).integers(1, 9, (4, LENGTH), "int32")
+ARRAYS = TOKENS, np.array([8, 5, 1, 3], "int32")
+
+CASES = [
+    (
+        models.SequenceClassifier,
+        CLASSES | {"pooling": "cls", "norm": "instance", "cutoffs": (3, 6)},
+        _score,
+    ),
+    (
+        models.SequenceClassifier,
+        CLASSES | {"pooling": "attention+ends", "positions": "rotary", "remat": True},
+        _pack,
+    ),
+    (
+        models.SequenceClassifier,
+        CLASSES | {"mlp": "product_key", "positions": "sinusoidal"},
+        _pack,
+    ),
+    (
+        models.SequenceClassifier,
+        CLASSES | {"pooling": "last", "inputs": "linear", "grid": (2, 4), "patch": 2},
+        _score,
+    ),
+    (
+        models.SequenceClassifier,
+        CLASSES
+        | {"pooling": "first", "positions": "learned_2d", "grid": (2, 4)}
+        | {"short_conv": 2, "conv_grid": True, "norm": "batch", "dropout": 0.1},
+        _train,
+    ),
+    (models.MatchingClassifier, CLASSES, _match),
+    (models.AutoEncoder, CLASSES, _score),
+    (models.MaskedLM, {}, _pack),
+    (models.TransformerEncoder, {}, _encode),
+    (models.CausalLM, {"short_conv": 3}, _pack),
+    (models.CausalLM, {"short_conv": 3, "positions": "rotary"}, _decode),
+]
+
+
+@pytest.mark.parametrize(("model", "settings", "call"), CASES)
 def test_models(
     model: Any,
     settings: dict[str, Any],
@@ -115,15 +116,47 @@ def test_models(
         # Together, because some biases before a norm have no slope.
         return out, ravel_pytree(slopes)[0]
 
-    tokens = np.random.default_rng(0).integers(1, 9, (4, LENGTH), "int32")
-    arrays = tokens, np.array([8, 5, 1, 3], "int32")
-    direct = jax.jit(slope)(*arrays)
+    direct = jax.jit(slope)(*ARRAYS)
     for kind in (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto):
         mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
         place = jax.NamedSharding(mesh, jax.P("data"))
         with jax.set_mesh(mesh):
-            split = (jax.device_put(x, place) for x in arrays)
+            split = (jax.device_put(x, place) for x in ARRAYS)
             assert_close(jax.jit(slope)(*split), direct, 1e-4)
+
+
+def _compare_export(call: Callable[..., Any], rows: bool) -> None:
+    """The exported call and the direct one, for batches of 2 and of 4."""
+    (batch,) = jax.export.symbolic_shape("batch")
+    shapes = [jax.ShapeDtypeStruct((batch, *a.shape[1:]), a.dtype) for a in ARRAYS]
+    exported = jax.export.export(jax.jit(call))(*shapes)
+    direct = fast_jit(call)(*ARRAYS)
+    assert_close(fast_jit(exported.call)(*ARRAYS), direct, 1e-4)
+    first = [a[:2] for a in ARRAYS]
+    direct = direct[:2] if rows else fast_jit(call)(*first)
+    assert_close(fast_jit(exported.call)(*first), direct, 1e-4)
+
+
+# With rows as results, which do not depend on other samples.
+@pytest.mark.parametrize(
+    ("model", "settings", "call"),
+    [(*x, _score if y is _pack else y) for *x, y in CASES if y is not _train],
+)
+def test_export(model: Any, settings: dict[str, Any], call: Any) -> None:
+    graph, state = nnx.split(model(**SIZES | settings, rngs=nnx.Rngs(0)))
+    _compare_export(lambda *arrays: call(nnx.merge(graph, state), *arrays), rows=True)
+
+
+def test_export_of_a_gradient() -> None:
+    graph, state = nnx.split(models.CausalLM(**SIZES, rngs=nnx.Rngs(0)))
+
+    def slope(tokens, lengths):
+        def loss(state):
+            return jnp.sin(nnx.merge(graph, state)(tokens, lengths)).sum()
+
+        return jax.tree.leaves(jax.grad(loss)(state))
+
+    _compare_export(slope, rows=False)
 
 
 def test_generation() -> None:
