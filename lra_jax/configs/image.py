@@ -5,8 +5,7 @@ of the test images, only whole batches; here all are scored. No accuracy of ours
 given, because none was measured.
 
 official: LRA's config files, 200 epochs (see ``families``). A mechanism without its own
-sizes has the Transformer's. For cosFormer, its group's 200 epochs are also 35,000
-steps.
+sizes has the Transformer's; cosFormer has its group's 200,000 steps of 50 images.
   Command: python -m lra_jax.train --task=image --preset=official --attention=softmax
 
 compact: the PyTorch code bases' model, no pixel masked.

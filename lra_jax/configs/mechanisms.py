@@ -16,9 +16,11 @@ pathfinder. That code is a branch of S4's, from which come sinusoids with a drop
 0.1, biases, Adam's (0.9, 0.999, 1e-8), mean pooling, values of pixels through a
 linear layer, and products and differences of two documents. Deviations: that code
 does not mask padding in attention and batch norm, takes cosFormer's M from each
-batch, applies dropout twice to an MLP's output, and has one layer as its head; other
-settings that are missing from its files, such as the image task's batches and steps
-and the sizes for larger images, are as in LRA's.
+batch, applies dropout twice to an MLP's output, and has one layer as its head. Its
+image file has 200,000 steps and no batch size: 50 is the default of S4's code, as is
+the warm-up. The file's limit of 200 epochs would end that cosine at 180,000 steps; here
+it runs to its end. Other settings that are missing from its files, such as the sizes
+for larger images, are as in LRA's.
 """
 
 from typing import Any
@@ -94,6 +96,10 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "train.schedule": "cosine",
                 "train.learning_rate": 0.004,
                 "train.weight_decay": 0.05,
+                "train.steps": 200_000,
+                "train.warmup": 1_000,
+                "train.batch_size": 50,
+                "train.eval_every": 4_500,
                 "model.inputs": "linear",
                 "model.norm": "batch",
             },
