@@ -321,12 +321,10 @@ def costs() -> str:
     """The measurements of `cost_exponent.py`."""
     report = read("cost_exponent.json")
     rows = sorted(report["mechanisms"].items(), key=lambda x: x[1]["time_exponent"])
-    first, last = report["lengths"][0], report["lengths"][-1]
+    last = report["lengths"][-1]
     columns: dict[str, Column] = {
         "attention": lambda row: row[0],
         "time": lambda row: f"{row[1]['time_exponent']:.2f}",
-        "memory": lambda row: f"{row[1]['memory_exponent']:.2f}",
-        f"ms at {first:,}": lambda row: f"{row[1]['fastest_ms'][0]:,.1f}",
         f"ms at {last:,}": lambda row: f"{row[1]['fastest_ms'][-1]:,.1f}",
         f"MB at {last:,}": lambda row: f"{row[1]['temporary_mb'][-1]:,.0f}",
     }

@@ -99,7 +99,7 @@ PRESETS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
                 "train.steps": 200_000,
                 "train.warmup": 1_000,
                 "train.batch_size": 50,
-                "train.eval_every": 4_500,
+                "train.eval_every": 5_000,
                 "model.inputs": "linear",
                 "model.norm": "batch",
             },
