@@ -54,37 +54,6 @@ def test_follows_the_definition(lengths, batch_size):
         assert planned.epoch(step) == epoch
 
 
-def test_batches_fit_their_bucket(lengths):
-    planned = plan(lengths)
-    for step in range(len(planned)):
-        length, ids = planned[step]
-        assert ids.dtype == np.int32
-        assert ids.shape == (8,)
-        shorter = max((b for b in BUCKETS if b < length), default=0)
-        assert np.all((lengths[ids] <= length) & (lengths[ids] > shorter))
-
-
-def test_every_example_once_an_epoch(lengths):
-    """After e epochs each was seen e times, but for less than a batch a bucket."""
-    planned = plan(lengths, num_steps=500)
-    steps = next(s for s in range(500) if planned.epoch(s) == 24)
-    seen = np.bincount(np.concatenate([planned[s].ids for s in range(steps)]))
-    withheld = 24 - seen
-    assert withheld.min() >= 0
-    assert withheld[:100].max() <= 1
-    for bucket in range(3):
-        members = bucketing.assign_buckets(lengths, BUCKETS) == bucket
-        assert withheld[members].sum() < 8
-
-
-def test_one_bucket_gives_plain_epochs():
-    planned = plan(np.full(24, 7), buckets=(7,), num_steps=6)
-    for epoch in range(2):
-        ids = np.concatenate([planned[3 * epoch + i].ids for i in range(3)])
-        assert sorted(ids) == list(range(24))
-    assert not np.array_equal(planned[0].ids, planned[3].ids)
-
-
 def test_a_step_does_not_depend_on_what_was_asked_before(lengths):
     in_order = plan(lengths)
     expected = [in_order[step] for step in range(400)]

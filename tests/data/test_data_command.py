@@ -89,17 +89,6 @@ def test_pictures_are_png_files(capsys, tmp_path):
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_each_command_has_help_of_its_own(capsys):
-    for name, words in {
-        "prepare": "Generates, downloads or reads the data",
-        "sample": "Shows some examples",
-    }.items():
-        with pytest.raises(SystemExit):
-            command.main([name, "--help"])
-        said = capsys.readouterr().out
-        assert words in said and "fingerprint" not in said and "``" not in said
-
-
 def test_prepare_says_at_once_that_it_looks(monkeypatch, capsys, data_dir):
     monkeypatch.setattr("sys.__stdout__", sys.stdout)
     first = run(capsys, "prepare", *FLAGS, f"--data.dir={data_dir}")

@@ -148,11 +148,6 @@ def test_wrong_arguments(dataset, changes, message):
         train(dataset, **changes)
 
 
-def test_there_is_no_such_split(dataset):
-    with pytest.raises(ValueError, match="split: expected one of"):
-        pipeline.EvalBatches(dataset, "dev", "auto", 16)
-
-
 def test_no_two_random_streams_are_one(dataset):
     """Those of augmentation, and of the order of examples."""
     drawn = []

@@ -17,7 +17,6 @@ import pytest
 from flax import nnx
 from run_helpers import (
     LATEST,
-    MODEL,
     STEPS,
     VARYING,
     damage,
@@ -151,37 +150,6 @@ def test_a_checkpoint_of_another_model_is_one_line(finished, dataset, data_dir, 
     again.checkpoints.close()
 
 
-# Of the files of arrays, whose names are drawn, the first.
-STATE = (
-    *("_CHECKPOINT_METADATA", "commit_success.txt", "data/commit_success.txt"),
-    *("data/process_0-of-1.json", "progress/_METADATA", "progress/commit_success.txt"),
-    *("progress/d/*", "progress/manifest.ocdbt", "progress/ocdbt.process_0/d/*"),
-    *("progress/ocdbt.process_0/manifest.ocdbt", "state/_METADATA", "state/_sharding"),
-    *("state/array_metadatas/process_0", "state/commit_success.txt", "state/d/*"),
-    *("state/manifest.ocdbt", "state/ocdbt.process_0/d/*"),
-    *("state/ocdbt.process_0/manifest.ocdbt", seals.NAME),
-)
-
-
-BEST = (
-    *("_CHECKPOINT_METADATA", "commit_success.txt", "params/_METADATA"),
-    *("params/_sharding", "params/array_metadatas/process_0", "params/d/*"),
-    *("params/commit_success.txt", "params/manifest.ocdbt", seals.NAME),
-    *("params/ocdbt.process_0/d/*", "params/ocdbt.process_0/manifest.ocdbt"),
-)
-
-
-def each(names):
-    """Every file in one way, and some in every way."""
-    wholly = ("state/d/*", "params/d/*", seals.NAME)
-    return [
-        (name, how)
-        for number, name in enumerate(names)
-        for how in helpers.DAMAGE
-        if how == ("gone", "flipped")[number % 2] or name in wholly
-    ]
-
-
 @pytest.fixture(scope="module")
 def earlier(finished, shapes):
     """The whole state at the checkpoint before the last."""
@@ -191,32 +159,22 @@ def earlier(finished, shapes):
     return restored(with_one, shapes)[0]
 
 
-def test_the_table_has_every_file(finished):
-    best = f"checkpoints/best/{finished.result.best_step}"
-    known = {"config.json", "metrics.jsonl", "result.json", ".lock", *MODEL}
-    known |= {f"{LATEST}/{name}" for name in STATE}
-    known |= {f"checkpoints/latest/{STEPS - 10}/{name}" for name in STATE}
-    known |= {f"{best}/{name}" for name in BEST}
-    paths = {p.relative_to(finished.workdir) for p in finished.workdir.rglob("*")}
-    files = [p for p in paths if (finished.workdir / p).is_file()]
-    unknown = [p for p in files if not any(p.match(name) for name in known)]
-    assert not [p for p in unknown if p.parts[0] not in ("events", "curves.png")]
-    assert all(list(finished.workdir.glob(name)) for name in known)
+# What damage a seal finds is tested with seals; here is what comes of it.
+DAMAGED = [
+    *(("state/d/*", how) for how in ("flipped", "foreign")),
+    *((seals.NAME, how) for how in ("gone", "cut", "foreign")),
+]
 
 
-@pytest.mark.parametrize(("name", "how"), each(STATE))
+@pytest.mark.parametrize(("name", "how"), DAMAGED)
 def test_the_newest_checkpoint(
     finished, foreign, shapes, earlier, copied, caplog, name, how
 ):
     """The one before it is taken, and a line names the file."""
-    unchanged = shutil.copytree(copied / LATEST, copied.parent / "unchanged")
     place = damage(copied, foreign, LATEST, name, how)
-    same = (copied / LATEST / place).exists() and (
-        (copied / LATEST / place).read_bytes() == (unchanged / place).read_bytes()
-    )
     state, progress = restored(copied, shapes)
     lines = [r.getMessage() for r in caplog.records if r.name.startswith("lra_jax")]
-    if same or (name, how) == (seals.NAME, "gone"):
+    if (name, how) == (seals.NAME, "gone"):
         assert not lines and progress == finished.trainer.progress
         helpers.assert_equal_trees(state, finished.trainer.state)
         return
@@ -254,17 +212,16 @@ def test_without_a_seal(foreign, shapes, earlier, copied, caplog, name, how):
     assert aside.name.startswith(f"{STEPS}-")
 
 
-@pytest.mark.parametrize(("name", "how"), each(BEST))
+@pytest.mark.parametrize(
+    ("name", "how"), [(name.replace("state", "params"), how) for name, how in DAMAGED]
+)
 def test_the_best_checkpoint(finished, foreign, shapes, copied, name, how):
     """It is found before the run goes on."""
     best, theirs = (
         f"checkpoints/best/{run.result.best_step}" for run in (finished, foreign)
     )
-    before = [(finished.workdir / best).glob(name), (copied / best).glob(name)]
     place = damage(copied, foreign, best, name, how, theirs)
-    one, two = (sorted(files) for files in before)
-    same = how == "foreign" and one[0].read_bytes() == two[0].read_bytes()
-    if same or (name, how) == (seals.NAME, "gone"):
+    if (name, how) == (seals.NAME, "gone"):
         state, _ = restored(copied, shapes)
         helpers.assert_equal_trees(state, finished.trainer.state)
         return
