@@ -20,6 +20,7 @@ TASKS = {
     "pathx": "lra_jax.tasks.pathfinder:PATHX",
     "path256": "lra_jax.tasks.pathfinder:PATH256",
     "series": "lra_jax.tasks.series:TASK",
+    "control": "lra_jax.tasks.control:TASK",
     "mqar": "lra_jax.tasks.mqar:TASK",
     "needle": "lra_jax.tasks.needle:TASK",
     "mad-compress": "lra_jax.tasks.mad:COMPRESS",

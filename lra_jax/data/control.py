@@ -1,0 +1,208 @@
+"""Windows of an environment's episodes, for a decision transformer.
+
+The episodes are those of a file, or made first: see `lra_jax.data.control_files`.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lra_jax.data import checks, control_files, environments
+from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
+from lra_jax.data.memory import stream_of
+from lra_jax.data.series import describe
+from lra_jax.errors import expected
+
+_HELD_OUT = 20  # One episode in this many for validation, and one for the test.
+
+
+class ControlDataset(SequenceDataset):
+    """Windows of an environment's episodes, with the interface of a dataset.
+
+    A window is ``context`` steps of an episode, or a shorter one whole: in training all
+    of them, in validation and test those side by side. States are standardised by the
+    training episodes, and returns are divided by the environment's scale.
+
+    Args:
+      name: name of the dataset.
+      environment: in which a model of it acts.
+      arrays: those of a file, with both references.
+      context: steps of a window.
+      returns: False hides the returns.
+      acting: "stream" or "context".
+      target: the return that an acting model is to reach.
+      seed: fixes which episodes are held out.
+
+    Raises:
+      ValueError: fewer than three episodes.
+    """
+
+    metric = "return"
+
+    def __init__(
+        self,
+        name: str,
+        environment: environments.Environment,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        context: int,
+        returns: bool,
+        acting: str,
+        target: float,
+        seed: int,
+    ):
+        self.name, self.splits, self.environment = name, SPLITS, environment
+        self.context, self.acting, self.target = context, acting, target
+        self.references = tuple(float(arrays[x]) for x in control_files.REFERENCES)
+        self.max_length = 3 * context
+        self.vocab_size, self.num_classes = environment.state_dim, 0
+        self.token_shape, self.token_dtype = (self.vocab_size,), np.dtype(np.float32)
+        self.decode = describe
+        self._shows_returns = returns
+        ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
+        sizes = np.diff(ends, prepend=0)
+        if len(sizes) < 3:
+            raise expected("--data.path", "3 episodes or more", len(sizes))
+        steps = slice(ends[-1])
+        self._first = np.repeat(ends - sizes, sizes)
+        self._actions = arrays["actions"][steps].astype(np.float32)
+        totals = [x[::-1].cumsum()[::-1] for x in np.split(arrays["rewards"], ends)]
+        self._returns = self.show_returns(np.concatenate(totals[:-1]))[:, None]
+        order = stream_of(seed, "valid").permutation(len(sizes))
+        held = max(1, len(sizes) // _HELD_OUT)
+        split = dict(zip(SPLITS, np.split(order, [-2 * held, -held]), strict=True))
+        states = arrays["observations"][steps].astype(np.float64)
+        train = np.isin(self._first, (ends - sizes)[split["train"]])
+        self.mean = states[train].mean(0)
+        self.deviation = states[train].std(0) + 1e-6
+        self._states = self.standardise(states)
+        self._windows = {
+            name: self._cut(
+                (ends - sizes)[x], sizes[x], 1 if name == "train" else context
+            )
+            for name, x in split.items()
+        }
+        self._lengths = {x: 3 * w[1].astype(np.int32) for x, w in self._windows.items()}
+        self._labels = {x: np.zeros((len(y), 0), int) for x, y in self._lengths.items()}
+        self.fingerprint = self._hash()
+
+    def _cut(self, first: np.ndarray, sizes: np.ndarray, stride: int) -> np.ndarray:
+        """The first steps and the lengths of windows, `[2, n]`."""
+        left_over = np.maximum(sizes - self.context, 0)
+        counts = -(-left_over // stride) + 1
+        place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        place *= stride
+        lengths = np.minimum(np.repeat(sizes, counts) - place, self.context)
+        return np.stack([np.repeat(first, counts) + place, lengths])
+
+    def standardise(self, states: np.ndarray) -> np.ndarray:
+        """States of the environment as the model sees them."""
+        return ((states - self.mean) / self.deviation).astype(np.float32)
+
+    def show_returns(self, returns: np.ndarray) -> np.ndarray:
+        """Returns as the model sees them; 0 if they are hidden."""
+        return (returns / self.environment.scale * self._shows_returns).astype(
+            np.float32
+        )
+
+    def normalise(self, episode_return: float) -> float:
+        """A return on the scale from 0, random, to 1, expert."""
+        random, expert = self.references
+        return (episode_return - random) / (expert - random)
+
+    def batch(self, split: str, ids: np.ndarray) -> dict[str, np.ndarray]:
+        """See the base class: windows of steps, with zeros after the last."""
+        starts, lengths = self._windows[self._checked(split)][:, ids]
+        places = starts[:, None] + np.arange(self.context)
+        real = np.arange(self.context) < lengths[:, None]
+        places = np.where(real, places, 0)
+        rows = {"returns": self._returns, "states": self._states}
+        rows["actions"] = self._actions
+        arrays = {x: np.where(real[:, :, None], y[places], 0) for x, y in rows.items()}
+        times = np.where(real, places - self._first[places], 0).astype(np.int32)
+        return {**arrays, "times": times, "lengths": lengths.astype(np.int32)}
+
+    def answer(self, split: str, index: int) -> str:
+        """See the base class."""
+        start, length = self._windows[self._checked(split)][:, index]
+        first = start - self._first[start]
+        return f"steps {first} to {first + length - 1} of an episode"
+
+    def source(self, split: str) -> "Source":
+        """See the base class: the states of each window."""
+        return _States(self, self._checked(split))
+
+    def _hash(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self._states, self._actions, self._returns, self._first):
+            digest.update(np.ascontiguousarray(array).data)
+        for windows in self._windows.values():
+            digest.update(np.ascontiguousarray(windows).data)
+        digest.update(f"{self.references} {self.target} {self.acting}".encode())
+        return digest.hexdigest()
+
+
+class _States(Source):
+    def __init__(self, dataset: ControlDataset, split: str):
+        self._dataset, self._split = dataset, split
+
+    def __len__(self) -> int:
+        return self._dataset.num_examples(self._split)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        window = self._dataset.batch(self._split, np.array([index]))
+        return {"tokens": window["states"][0, : window["lengths"][0]]}
+
+
+def prepare(
+    *,
+    data_dir: str | os.PathLike[str] | None,
+    path: str | os.PathLike[str] | None,
+    environment: str,
+    quality: str,
+    episodes: int,
+    context: int,
+    returns: bool,
+    acting: str,
+    target: float | None,
+    seed: int,
+) -> ControlDataset:
+    """Reads the episodes of a file, or plays them first.
+
+    Args:
+      data_dir: folder of episodes that are made; None = tfds' own folder.
+      path: an ``.hdf5`` or ``.npz`` file; None = episodes are made.
+      environment, quality: see this module and `environments`.
+      episodes: how many are made by each kind of policy.
+      context, returns, acting, seed: see `ControlDataset`.
+      target: see there; None = D4RL's for its data, else the expert's return.
+
+    Raises:
+      ValueError: a missing or malformed file, or an environment that is not installed.
+      OSError: a file cannot be read, or the folder cannot be written.
+    """
+    world = environments.make(environment)
+    if path is None:
+        files = control_files.make(environment, quality, episodes, seed, data_dir)
+        name = f"{environment}-{quality}"
+    else:
+        files = [checks.existing(path)]
+        name = files[0].stem
+    arrays = control_files.read(files, world)
+    random, expert = (float(arrays[x]) for x in control_files.REFERENCES)
+    if target is None:
+        is_d4rl = (random, expert) == world.references
+        target = world.target if is_d4rl and world.target else expert
+    return ControlDataset(
+        name,
+        world,
+        arrays,
+        context=context,
+        returns=returns,
+        acting=acting,
+        target=target,
+        seed=seed,
+    )

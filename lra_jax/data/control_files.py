@@ -1,0 +1,217 @@
+"""Files of episodes: what D4RL publishes, and what policies found by a search play.
+
+A file has the arrays of D4RL (Fu et al. 2020, arXiv:2004.07219), step after step:
+``observations`` `[N, S]`, ``actions`` `[N, A]` from -1 to 1, ``rewards`` `[N]`, and
+``terminals`` and ``timeouts`` `[N]`, True at the last step of an episode; ``.hdf5`` as
+D4RL has them, or ``.npz``. Steps after the last end are left out. ``random_return``
+and ``expert_return`` are the returns that count as 0 and 1; without them they are
+D4RL's.
+
+Without a file, episodes are played by policies that a search found, and kept:
+
+random         actions drawn uniformly
+medium         the first policy of the search halfway from random to the best
+expert         the best policy
+medium-replay  all policies up to medium
+medium-expert  medium and expert, half and half
+
+Medium and expert policies act with a normal noise of 0.1.
+"""
+
+import io
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lra_jax.data import environments
+from lra_jax.data.environments import Environment, Episodes
+from lra_jax.errors import expected, reason, within, writable
+from lra_jax.files import check_regular, expand_home, lock, read_bytes
+
+REFERENCES = ("random_return", "expert_return")
+QUALITIES = {
+    "random": ("random",),
+    "medium": ("medium",),
+    "expert": ("expert",),
+    "medium-replay": ("medium-replay",),
+    "medium-expert": ("medium", "expert"),
+}
+"""The files of each quality."""
+
+_ARRAYS = ("observations", "actions", "rewards", "terminals", "timeouts")
+_NOISE = 0.3
+_MEASURED = 100  # Episodes from which the return of the best policy is estimated.
+
+
+def read(
+    files: Sequence[pathlib.Path], environment: Environment
+) -> dict[str, np.ndarray]:
+    """The episodes of files, one after the other, with the references of the first.
+
+    Raises:
+      ValueError: a file is malformed, or of another environment; the message names it
+        and the array.
+      OSError: it cannot be read.
+    """
+    parts = []
+    for file in files:
+        arrays = (
+            _read_hdf5(file) if file.suffix in (".hdf5", ".h5") else _read_npz(file)
+        )
+        try:
+            parts.append(_check(arrays, environment))
+        except ValueError as error:
+            raise within(str(file), error) from None
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in _ARRAYS}
+    return joined | {name: parts[0][name] for name in REFERENCES}
+
+
+def _read_hdf5(file: pathlib.Path) -> dict[str, np.ndarray]:
+    try:
+        import h5py
+    except ImportError as error:
+        needed = "an .npz file, or `pip install lra_jax[control]` for .hdf5"
+        raise expected("--data.path", needed, file) from error
+    check_regular(file)
+    try:
+        with h5py.File(file) as archive:
+            names = [name for name in (*_ARRAYS, *REFERENCES) if name in archive]
+            return {name: np.asarray(archive[name]) for name in names}
+    except Exception as error:  # A damaged file raises whatever its parser meets.
+        raise expected(str(file), "an .hdf5 file", reason(error)) from error
+
+
+def _read_npz(file: pathlib.Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(io.BytesIO(read_bytes(file)), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # A damaged header raises whatever its parser meets.
+        raise expected(str(file), "an .hdf5 or .npz file", reason(error)) from error
+
+
+def _check(
+    arrays: Mapping[str, np.ndarray], environment: Environment
+) -> dict[str, np.ndarray]:
+    """The arrays of whole episodes, after checks of everything about them."""
+    for name in _ARRAYS:
+        if name not in arrays:
+            raise expected(name, "an array", "none")
+    count = len(arrays["observations"]) if arrays["observations"].ndim else 0
+    widths = {
+        "observations": (environment.state_dim,),
+        "actions": (environment.action_dim,),
+    }
+    for name in _ARRAYS:
+        array = arrays[name]
+        shape = (count, *widths.get(name, ()))
+        kinds = "b" if name in ("terminals", "timeouts") else "fiu"
+        if array.shape != shape or array.dtype.kind not in kinds:
+            kind = "booleans" if kinds == "b" else "numbers"
+            got = f"{array.dtype}{list(array.shape)}"
+            raise expected(name, f"{kind} {list(shape)} of this environment", got)
+        if not np.abs(array).max(initial=0) < 1e30:
+            raise expected(name, "finite numbers", "others")
+    if np.abs(arrays["actions"]).max(initial=0) > 1:
+        raise expected("actions", "numbers from -1 to 1", "others")
+    ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
+    longest = int(np.diff(ends, prepend=0).max(initial=0))
+    if not 0 < longest <= environment.horizon:
+        needed = f"an end of each episode, after at most {environment.horizon} steps"
+        raise expected("timeouts", needed, f"{longest} steps" if longest else "none")
+    kept = {name: arrays[name][: ends[-1]] for name in _ARRAYS}
+    for name, known in zip(REFERENCES, environment.references or (), strict=False):
+        kept[name] = np.array(known)
+    kept |= {name: arrays[name] for name in REFERENCES if name in arrays}
+    for name in REFERENCES:
+        if name not in kept or kept[name].shape or not np.isfinite(kept[name]):
+            raise expected(name, "a number", kept.get(name))
+    if not kept["random_return"] < kept["expert_return"]:
+        needed = f"more than random_return={kept['random_return']}"
+        raise expected("expert_return", needed, kept["expert_return"])
+    return kept
+
+
+def make(
+    name: str,
+    quality: str,
+    episodes: int,
+    seed: int,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> list[pathlib.Path]:
+    """The files of a quality; those of all qualities are made first if need be.
+
+    Raises:
+      ValueError: the folder cannot be written.
+      OSError: the disk is full, or fails.
+    """
+    root = data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
+    root = expand_home(root, "--data.dir").absolute() / "control"
+    folder = root / f"{name}-{episodes}-seed{seed}"
+    with writable("--data.dir", "a folder", root):
+        root.mkdir(parents=True, exist_ok=True)
+    with lock(root / ".lock"):
+        if not folder.exists():
+            partial = pathlib.Path(tempfile.mkdtemp(dir=root))
+            try:
+                for stage, arrays in _play_all(name, episodes, seed).items():
+                    named: Any = arrays
+                    np.savez_compressed(partial / f"{stage}.npz", **named)
+                partial.rename(folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return [folder / f"{stage}.npz" for stage in QUALITIES[quality]]
+
+
+def _play_all(name: str, count: int, seed: int) -> dict[str, dict[str, np.ndarray]]:
+    """The arrays of each file."""
+    environment = environments.make(name)
+    policies = environments.search(environment, environments.SEARCHES[name], seed)
+    rng = np.random.default_rng((seed, 1))
+    seeds = rng.integers(2**31, size=max(count, _MEASURED)).tolist()
+    shape = environment.action_dim
+
+    def play(weights: np.ndarray, noise: float) -> Episodes:
+        linear = environments.apply_policies(environment, weights)
+
+        def act(step: int, states: np.ndarray, rewards: np.ndarray) -> np.ndarray:
+            actions = linear(step, states, rewards)
+            return actions + noise * rng.standard_normal((len(states), shape))
+
+        return environments.play(environment, act, seeds[: len(weights)])
+
+    def uniform(step: int, states: np.ndarray, rewards: np.ndarray) -> np.ndarray:
+        return rng.uniform(-1, 1, (len(states), shape))
+
+    weights = policies.weights
+    drawn = environments.play(environment, uniform, seeds[:count])
+    low, best = drawn.returns.mean(), weights[policies.returns.argmax()]
+    high = play(np.stack([best] * _MEASURED), 0.0).returns.mean()
+    half = int((policies.returns >= (low + policies.returns.max()) / 2).argmax())
+    stages = {
+        "random": drawn,
+        "medium": play(np.stack([weights[half]] * count), _NOISE),
+        "expert": play(np.stack([best] * count), _NOISE),
+        "medium-replay": play(weights[np.arange(count) * (half + 1) // count], _NOISE),
+    }
+    references = dict(zip(REFERENCES, (low, high), strict=True))
+    return {stage: _flat(x, environment) | references for stage, x in stages.items()}
+
+
+def _flat(episodes: Episodes, environment: Environment) -> dict[str, np.ndarray]:
+    """Episodes as D4RL has them, step after step."""
+    steps = np.arange(episodes.rewards.shape[1])
+    real = steps < episodes.lengths[:, None]
+    last = steps == episodes.lengths[:, None] - 1
+    in_time = episodes.lengths[:, None] < environment.horizon
+    return {
+        "observations": episodes.states[real].astype(np.float32),
+        "actions": np.clip(episodes.actions[real], -1, 1).astype(np.float32),
+        "rewards": episodes.rewards[real],
+        "terminals": (last & in_time)[real],
+        "timeouts": (last & ~in_time)[real],
+    }
