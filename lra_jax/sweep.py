@@ -24,6 +24,7 @@ from typing import get_args
 
 from lra_jax import cli, runs, signals
 from lra_jax.attention.registry import MECHANISMS
+from lra_jax.configs import Config
 from lra_jax.errors import Names, expected, known
 from lra_jax.tasks import Task, suites
 
@@ -90,6 +91,7 @@ def make_plan(args: Sequence[str]) -> list[runs.Planned]:
             for name, test in tests.items()
             if {*(presets or [next(iter(test.presets))])} & test.sweeps.keys()
         ]
+    meanings: dict[str, tuple[str, str]] = {}
     plan = []
     for task, name, preset in itertools.product(
         tasks or [""], names or [""], presets or [""]
@@ -97,7 +99,7 @@ def make_plan(args: Sequence[str]) -> list[runs.Planned]:
         chosen = {"--task": task, "--attention": name, "--preset": preset}
         shared = [f"{flag}={value}" for flag, value in chosen.items() if value]
         shown = [task, name, shared[-1] if len(presets) > 1 else ""]
-        fixed, several = _choices(shared, flags, tests.get(task))
+        fixed, several = _choices(shared, flags, tests.get(task), meanings)
         for choice in itertools.product(*several):
             varied = [word for word in choice if word]
             words = [*shared, *fixed, *varied]
@@ -137,7 +139,10 @@ def _split(flag: str, text: str | None) -> list[str]:
 
 
 def _choices(
-    shared: Sequence[str], flags: Mapping[str, str | None], test: Task | None
+    shared: Sequence[str],
+    flags: Mapping[str, str | None],
+    test: Task | None,
+    meanings: dict[str, tuple[str, str]],
 ) -> tuple[list[str], list[list[str]]]:
     """The flags with one value, and for each of the others a word per value.
 
@@ -145,16 +150,18 @@ def _choices(
       shared: the flags that name the task, the mechanism and the preset.
       flags: all others.
       test: whose protocol varies further flags, apart from those.
+      meanings: the task in which each flag was seen first, and its setting there.
 
     Raises:
-      ValueError: a flag is unknown.
+      ValueError: a flag is unknown, or means something else for an earlier task.
     """
     preset = cli.parse_preset(shared)
     types = cli.flag_types(preset) | {"--seeds": int}
     words = [f if text is None else f"{f}={text}" for f, text in flags.items()]
     fixed, varied = [], {}
-    for word in cli.full_names(words, types):
+    for word in cli.full_names(words, types, preset.task):
         flag, _, text = word.partition("=")
+        _check_meaning(flag, preset, meanings)
         kinds = get_args(types[flag]) or (types[flag],)
         is_text = str in kinds and not any(isinstance(x, Names) for x in kinds)
         mark = "|" if is_text else ","
@@ -175,6 +182,31 @@ def _choices(
                 words = [f"--{name}={value}" if value else "" for value in values]
                 varied[f"--{name}"] = words
     return fixed, [*varied.values()]
+
+
+def _check_meaning(
+    flag: str, preset: Config, meanings: dict[str, tuple[str, str]]
+) -> None:
+    """Refuses a data setting that several tasks have by name only: they declare it
+    apart from each other, and not in a base class of their settings.
+
+    Raises:
+      ValueError: with the setting of both tasks.
+    """
+    part, _, name = flag.removeprefix("--").partition(".")
+    if part != "data":
+        return
+    kinds = [
+        kind.__name__
+        for kind in type(preset.data).__mro__
+        if name in vars(kind).get("__annotations__", {})
+    ]
+    setting = f"{kinds[-1]}.{name}"
+    task, theirs = meanings.setdefault(flag, (preset.task, setting))
+    if theirs != setting:
+        needed = f"a sweep of its own for --task={task} and --task={preset.task}"
+        got = f"{theirs} of the one and {setting} of the other"
+        raise expected(flag, needed, got)
 
 
 if __name__ == "__main__":

@@ -243,3 +243,24 @@ def test_names_of_runs():
     assert moved.run_name(preset) in names
     # A name that lasts: resuming by the same command depends on it.
     assert moved.run_name(preset) == "listops-cosformer-compact-seed0-71556854"
+
+
+@pytest.mark.parametrize(
+    ("steps", "buckets", "used"),
+    [
+        (399, "auto", "one"),
+        (400, "auto", "auto"),
+        (30, "32,60", "32,60"),
+        (30, "none", "none"),
+    ],
+)
+def test_few_steps_have_one_length(steps: int, buckets: str, used: str) -> None:
+    config = get_preset("listops", "compact")
+    changes = {"train": {"steps": steps}, "data": {"buckets": buckets}}
+    assert config.replace(**changes).buckets == used
+
+
+@pytest.mark.parametrize(("task", "preset"), ALL)
+def test_presets_are_long_enough_for_their_buckets(task: str, preset: str) -> None:
+    config = get_preset(task, preset)
+    assert config.buckets == config.data.buckets

@@ -185,6 +185,17 @@ def test_a_stopped_sweep_says_how_to_go_on(tmp_path, monkeypatch, capsys, seeds)
         ("--attention=flow --model.attention_options=clip=1|clip=1", "values that"),
         ("--attention=flow --train.curriculum=700:0.6|x", "curriculum: expected"),
         ("--attention=flow --dry-run", "--dry_run: expected a flag"),
+        (
+            "--attention=flow --task=listops,needle --data.min_length=40",
+            "--data.min_length: expected a sweep of its own for --task=listops and "
+            "--task=needle, got ListOpsData.min_length of the one and "
+            "NeedleData.min_length of the other",
+        ),
+        (
+            "--attention=flow --task=mqar,mad-noisy-recall --noise=True",
+            "--data.noise: ",
+        ),
+        ("--attention=flow --task=mqar,needle --data.train=64/4:9", "--data.num_train"),
     ],
 )
 def test_errors_of_a_sweep(capsys, started, flags, part):
@@ -193,6 +204,19 @@ def test_errors_of_a_sweep(capsys, started, flags, part):
     out, err = capsys.readouterr()
     helpers.assert_one_error(stop.value.code, err, 2, part)
     assert out == "" and started == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--task=text,retrieval --data.max_length=1000 --data.dir=/data",
+        "--suite=mad --data.num_valid=100 --data.vocab_size=32",
+        "--task=listops,pathfinder --data.seed=3",
+    ],
+)
+def test_flags_of_one_meaning_are_for_several_tasks(flags):
+    plan = sweep.make_plan(["--attention=flow", *flags.split()])
+    assert len({run.config.task for run in plan}) >= 2
 
 
 @pytest.mark.slow

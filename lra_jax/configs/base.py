@@ -47,6 +47,10 @@ Optimizer = Annotated[
 BestBy = Literal["accuracy", "loss"]
 Part = Literal["pretrain", "train"]
 
+LEAST_STEPS_OF_BUCKETS = 400
+"""With fewer steps, one length: 50 steps for each of eight, which is about what it
+costs on a CPU to compile the two programs of a length."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
@@ -169,8 +173,9 @@ class DataConfig:
     """How data are batched; tasks add the settings of their data."""
 
     buckets: str = "auto"
-    """Lengths to which batches are padded: auto, none (always max_length), or a list
-    as in `768,1024,2000`."""
+    """Lengths to which batches are padded: auto (up to eight, or one in less than 400
+    steps, which would take less time than compiling eight), one (the longest example),
+    none (always max_length), or a list as in `768,1024,2000`."""
 
     packing: bool = False
     """Pack the examples of each training batch into rows of the longest bucket; each
@@ -258,6 +263,14 @@ class StoredData(DataConfig):
     def origin(self) -> str:
         """See the base class."""
         return "original archive" if self.path is None else "original files"
+
+
+@dataclasses.dataclass(frozen=True)
+class BytesData(StoredData):
+    """Where texts come from, which are read byte by byte, and how they are batched."""
+
+    max_length: Size = 4_000
+    """Texts are truncated to this many bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,6 +440,12 @@ class Config:
     def mixers(self) -> str:
         """The mechanisms of the blocks: `attention`, or all of a hybrid."""
         return " / ".join(self.model.hybrid_names) or self.attention
+
+    @property
+    def buckets(self) -> str:
+        """`data.buckets`, with `one` in place of `auto` in a run of few steps."""
+        auto, steps = self.data.buckets == "auto", self.train.steps
+        return "one" if auto and steps < LEAST_STEPS_OF_BUCKETS else self.data.buckets
 
     def identity(self) -> dict[str, Any]:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""

@@ -20,16 +20,12 @@ modern: the block of ``families``, 6.5 epochs.
 import dataclasses
 
 from lra_jax.configs import families
-from lra_jax.configs.base import StoredData
-from lra_jax.errors import Size
+from lra_jax.configs.base import BytesData
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievalData(StoredData):
+class RetrievalData(BytesData):
     """Where the papers come from and how they are batched."""
-
-    max_length: Size = 4_000
-    """Documents are truncated to this many bytes."""
 
 
 PRESETS = families.presets(

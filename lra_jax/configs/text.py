@@ -24,18 +24,16 @@ import dataclasses
 from typing import Literal
 
 from lra_jax.configs import families
-from lra_jax.configs.base import StoredData
-from lra_jax.errors import Count, Size
+from lra_jax.configs.base import BytesData
+from lra_jax.errors import Count
 
 
 @dataclasses.dataclass(frozen=True)
-class TextData(StoredData):
+class TextData(BytesData):
     """Where the reviews come from and how they are batched."""
 
     seed: Count = 0
     """Seed for choosing the reviews held out for validation."""
-    max_length: Size = 4_000
-    """Reviews are truncated to this many bytes."""
     validation: Literal["holdout", "test"] = "holdout"
     """The archive has no validation split. holdout: a tenth of the training examples,
     or the validation split of files that have one. test: the test split itself, as in

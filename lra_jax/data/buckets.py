@@ -13,7 +13,8 @@ import numpy as np
 from lra_jax.errors import expected
 
 Buckets = str | Sequence[int]
-"""`"auto"`, `"none"`, `"768,1024,2000"` or a sequence of increasing lengths."""
+"""`"auto"`, `"one"`, `"none"`, `"768,1024,2000"` or a sequence of increasing
+lengths."""
 
 AUTO_BUCKETS = 8
 _MULTIPLE = 64
@@ -26,8 +27,9 @@ def resolve_buckets(
     """Returns the lengths to pad to, in increasing order.
 
     Args:
-      buckets: `"auto"` chooses them by `choose_buckets`; `"none"` pads everything to
-        `max_length`, as LRA does; otherwise the lengths themselves.
+      buckets: `"auto"` chooses them by `choose_buckets`, and `"one"` a single one;
+        `"none"` pads everything to `max_length`, as LRA does; otherwise the lengths
+        themselves.
       lengths: `[n]` lengths to choose by, those of the training split.
       longest: the longest sequence that must fit, in any split.
       max_length: the longest that the task allows.
@@ -39,7 +41,8 @@ def resolve_buckets(
     if not resolved:
         if buckets == "none":
             return (max_length,)
-        return choose_buckets(lengths, longest, max_length)
+        most = 1 if buckets == "one" else AUTO_BUCKETS
+        return choose_buckets(lengths, longest, max_length, most)
     if resolved[-1] < longest:
         needed = f"lengths that reach the longest sequence, {longest} tokens"
         raise expected("buckets", needed, repr(buckets))
@@ -93,12 +96,12 @@ def assign_buckets(lengths: np.ndarray, buckets: Sequence[int]) -> np.ndarray:
 
 
 def parse_buckets(buckets: Buckets) -> tuple[int, ...]:
-    """Returns the lengths, as far as they are given: none for "auto" and "none".
+    """Returns the lengths, as far as they are given: none for "auto", "one" and "none".
 
     Raises:
       ValueError: they are not increasing positive integers.
     """
-    if isinstance(buckets, str) and buckets in ("auto", "none"):
+    if isinstance(buckets, str) and buckets in ("auto", "one", "none"):
         return ()
     try:
         if isinstance(buckets, str):
@@ -108,7 +111,7 @@ def parse_buckets(buckets: Buckets) -> tuple[int, ...]:
     except (TypeError, ValueError):
         resolved = ()
     if not resolved:
-        needed = '"auto", "none" or integers such as "768,1024,2000"'
+        needed = '"auto", "one", "none" or integers such as "768,1024,2000"'
         raise expected("buckets", needed, repr(buckets))
     if any(b <= a for a, b in zip((0, *resolved), resolved, strict=False)):
         raise expected("buckets", "increasing positive lengths", repr(buckets))

@@ -48,8 +48,7 @@ def bucket_lengths(dataset: SequenceDataset, buckets: Buckets) -> tuple[int, ...
 
     Args:
       dataset: a prepared dataset.
-      buckets: `"auto"` chooses by the training lengths, `"none"` pads everything to
-        the task's length, `"768,1024,2000"` or a tuple gives the lengths.
+      buckets: see `buckets.resolve_buckets`, which chooses by the training lengths.
 
     Raises:
       ValueError: they are not increasing integers, or too short for the data.

@@ -6,6 +6,7 @@ import statistics
 import jax
 
 from lra_jax.configs import Config, get_preset
+from lra_jax.configs.base import LEAST_STEPS_OF_BUCKETS
 from lra_jax.data.stages import Curriculum, LengthWarmup
 from lra_jax.tasks import Task
 from lra_jax.training.console import RunConsole, format_seconds
@@ -33,6 +34,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
             f"{config.train.steps} steps of {config.train.batch_size}, "
             f"{_parts_of_training(config)}"
             f"{'packed into rows of' if packed else 'padded to'} {lengths}"
+            f"{_single_bucket(config)}"
             f"{_shortened_warmup(config)}"
         ),
         "devices": f"{describe_devices()}, {_mesh(trainer)} in the mesh",
@@ -52,6 +54,16 @@ def _parts_of_training(config: Config) -> str:
             where = ", all in pretraining" if stages[-1][1] <= first else ""
             words += f"{name} ({setting}{where}), "
     return words
+
+
+def _single_bucket(config: Config) -> str:
+    """Says so if all batches have one length because the run is short."""
+    if config.buckets == config.data.buckets or config.data.packing:
+        return ""
+    return (
+        f" (one length: in less than {LEAST_STEPS_OF_BUCKETS} steps, compiling several "
+        "takes longer than training; --data.buckets sets them)"
+    )
 
 
 def _shortened_warmup(config: Config) -> str:

@@ -361,6 +361,6 @@ def _means(sums: dict[str, Any]) -> dict[str, float]:
 
 def _buckets(config: Config, dataset: SequenceDataset) -> tuple[int, ...]:
     try:
-        return pipeline.bucket_lengths(dataset, config.data.buckets)
+        return pipeline.bucket_lengths(dataset, config.buckets)
     except ValueError as error:
         raise renamed(error, "--data.buckets") from error

@@ -22,7 +22,7 @@ from typing import Any
 
 from lra_jax import seals
 from lra_jax.configs import Config
-from lra_jax.configs.base import with_effect
+from lra_jax.configs.base import LEAST_STEPS_OF_BUCKETS, with_effect
 from lra_jax.errors import check_path, expected
 from lra_jax.files import lock, read_json, write_json
 
@@ -127,12 +127,16 @@ def _why_not_longer(theirs: Config, config: Config) -> str:
     train = theirs.train
     bound = [f"--train.{n}={getattr(train, n)}" for n in train.bound_to_steps]
     bound += theirs.data.shown if theirs.data.groups else ()
+    if theirs.buckets != config.buckets:
+        bound.append(f"--data.buckets={theirs.data.buckets}")
     if not bound:
         return ""
     return (
         f"with {' and '.join(bound)} a longer run is a different one: "
         "choose another --workdir. Without --train.length_warmup, --train.curriculum "
-        "and easier data, runs with --train.schedule=constant or lra can be extended"
+        "and easier data, runs with --train.schedule=constant or lra can be extended; "
+        f"with --data.buckets=auto, not from less than {LEAST_STEPS_OF_BUCKETS} steps "
+        "to more"
     )
 
 

@@ -66,6 +66,7 @@ def test_given_lengths(spec):
     resolved = bucketing.resolve_buckets(spec, np.array([5]), 300, 400)
     assert resolved == (64, 128, 300)
     assert bucketing.resolve_buckets("none", np.array([5]), 300, 400) == (400,)
+    assert bucketing.resolve_buckets("one", np.array([5]), 300, 400) == (320,)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_given_lengths(spec):
         ((0, 300), "increasing"),
         ((-5, 300), "increasing"),
         ("64,299", "reach the longest sequence, 300 tokens"),
-        ("64,x", 'expected "auto", "none" or integers'),
+        ("64,x", 'expected "auto", "one", "none" or'),
         ("", 'expected "auto"'),
         ((64.0, 300.0), 'expected "auto"'),
         (None, 'expected "auto"'),

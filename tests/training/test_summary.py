@@ -5,7 +5,8 @@ import helpers
 from lra_jax.configs import get_preset
 from lra_jax.tasks import get_task
 from lra_jax.training.console import RunConsole
-from lra_jax.training.summary import show_result
+from lra_jax.training.session import Session
+from lra_jax.training.summary import facts, show_result
 
 
 def test_a_checkpoint_chosen_on_the_test_split_is_said_to_be(capsys):
@@ -53,3 +54,22 @@ def test_the_end_of_a_run_tells_parts_and_chance(capsys):
         "chance 50.00 the best checkpoint is 20.0 % of the way from it to 100",
     ):
         assert words in said, said
+
+
+def test_a_short_run_says_that_it_has_one_length(tmp_path):
+    long = {"max_length": 200, "min_length": 10, "buckets": "auto"}
+    config = helpers.tiny(
+        tmp_path,
+        tmp_path / "run",
+        data=helpers.FEW_TREES | long,
+        model={"max_length": 200},
+    )
+    said = {}
+    for steps in (40, 400):
+        changed = config.replace(train={"steps": steps})
+        trainer = Session(changed, quiet=True).trainer
+        said[steps] = trainer.buckets, facts(trainer)["training"]
+    assert len(said[40][0]) == 1 < len(said[400][0])
+    assert said[40][0] == said[400][0][-1:]
+    assert "(one length: in less than 400 steps" in said[40][1]
+    assert "one length" not in said[400][1]

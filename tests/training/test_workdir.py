@@ -156,3 +156,12 @@ def test_what_cannot_be_made_longer(tmp_path, changes, named):
         workdirs.open_workdir(tmp_path, longer, "ab")
     assert named in str(error.value) and "\n" not in str(error.value)
     assert "choose another --workdir" in str(error.value)
+
+
+def test_a_run_of_one_length_does_not_go_on_with_several(tmp_path):
+    """Its next batches would be others than those of a run of as many steps."""
+    config = helpers.tiny(tmp_path, tmp_path, train=BOUNDLESS, data={"buckets": "auto"})
+    workdirs.open_workdir(tmp_path, config, "ab")
+    workdirs.open_workdir(tmp_path, config.replace(train={"steps": 399}), "ab")
+    with pytest.raises(ValueError, match=r"with --data.buckets=auto a longer run"):
+        workdirs.open_workdir(tmp_path, config.replace(train={"steps": 400}), "ab")
