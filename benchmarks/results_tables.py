@@ -119,7 +119,6 @@ _SCORES: dict[str, Column] = {
     "test accuracy": lambda result: _percent(result),
     "last checkpoint": lambda result: _percent(result, "last"),
 }
-_PARAMETERS: dict[str, Column] = {"parameters": lambda r: f"{r['parameters']:,}"}
 _PACE: dict[str, Column] = {
     "steps": lambda result: f"{result['steps']:,}",
     "steps/s": lambda result: f"{result['steps_per_second']:.2f}",
@@ -134,8 +133,6 @@ def learning_runs() -> str:
         "attention": mixers,
         "pretrained on": lambda result: pretraining(result) or "-",
         **_SCORES,
-        "best validation": lambda result: f"{result['valid_accuracy_best']:.2f} %",
-        **_PARAMETERS,
         **_PACE,
     }
     note = (
@@ -167,27 +164,21 @@ def part_runs() -> str:
     def change(result: Result) -> str:
         words = (x.removeprefix("--").partition("=") for x in result["command"].split())
         changes = [CHANGES.get((name, value)) for name, _, value in words]
-        return next(filter(None, changes), "the preset")
-
-    def device(result: Result) -> str:
-        short = {"H100": "an H100", "CPU": "2 CPU cores"}
-        turns = result["device"].split("; ")
-        return ", then ".join(
-            name for turn in turns for kind, name in short.items() if kind in turn
-        )
+        device = result["device"]
+        place = ("in part " if "H100" in device else "") + "on 2 CPU cores"
+        text = next(filter(None, changes), "the preset")
+        return f"{text}, {place}" if "CPU" in device else text
 
     columns = {
         "cosFormer, ListOps": change,
-        "device": device,
         **_SCORES,
         "loss of the last": lambda result: f"{result['test_loss_last']:.3f}",
-        **_PARAMETERS,
     }
     note = (
         f"Preset `modern-quick`, {_one(results, 'steps'):,} steps, with one change; "
         "seed 0 where none is given. Test accuracy is that of the checkpoint with the "
         f"best validation score, on {_one(results, 'test_examples'):,} "
-        "examples (standard error 1.1 points). The runs on the GPU shared it. "
+        "examples (standard error 1.1 points), on an H100 where no CPU is named. "
         "`results/parts/` has the command, commit and versions of each run."
     )
     return table(columns, results, note)
@@ -202,8 +193,7 @@ def pathfinder_runs() -> str:
         "patches": lambda result: flag(result, "model.patch") or "-",
         "batch": lambda result: flag(result, "train.batch_size"),
         "seed": lambda result: result["seed"],
-        **_SCORES,
-        **_PARAMETERS,
+        "test accuracy": _percent,
         **_PACE,
     }
     note = (
@@ -337,34 +327,26 @@ def language(name: str) -> str:
     """A part of `papers_in_small.py`, best first."""
     report = read(f"language/{name}.json")
     part, rows = PARTS[name], report["rows"]
-    base = rows[part.baseline]["score"]
 
     def scores(model: str) -> str:
         values = rows[model]["scores"]
         mean, reach = statistics.fmean(values), (max(values) - min(values)) / 2
         return f"{mean:.3f}" if len(values) == 1 else f"{mean:.3f} ± {reach:.3f}"
 
-    def state(model: str) -> str:
-        size = rows[model]["state_size"]
-        return "-" if size is None else f"{size:,}"
-
     columns: dict[str, Column] = {
         "model": lambda model: model,
         part.unit: scores,
-        f"ratio to {part.baseline}": lambda m: f"{rows[m]['score'] / base:.3f}",
-        "learning rate": lambda model: f"{rows[model]['learning_rate']:g}",
-        "state": state,
     }
+    if all(row["state_size"] for row in rows.values()):
+        columns["state"] = lambda model: f"{rows[model]['state_size']:,}"
     first = next(iter(report["runs"].values()))[0]
     numbers = sorted({len(row["scores"]) for row in rows.values()})
     seeds = f"mean and half the range of {numbers[-1]} seeds"
     if len(numbers) > 1:
         seeds += ", or fewer where no range is shown"
     note = (
-        f"Test split of the {first['data']} (fingerprint {first['data_fingerprint']}), "
-        f"{first['steps']} steps, {seeds}, on "
-        f"{report['device'].replace('; ', ' or ')}. "
-        f"`results/language/{name}.json` has the commands."
+        f"{first['steps']} steps, {seeds}; `results/language/{name}.json` has the "
+        "commands, learning rates, data and devices."
     )
     return table(columns, sorted(rows, key=lambda m: rows[m]["score"]), note)
 
