@@ -102,6 +102,12 @@ class TrainConfig:
     ema: Rate = 0.0
     """Decay of an average of the parameters over the steps, without bias to the first
     ones, which validation, the best checkpoint and the test use; 0 = no average."""
+    mixup: NotNegative = 0.0
+    """Image tasks: show mixtures of two images, with the labels of both; the parameter
+    of the Beta distribution of their shares. 0 = none."""
+    cutmix: NotNegative = 0.0
+    """Image tasks: the same, with a rectangle of the other image; with mixup, in half
+    of the steps each. 0 = none."""
     dtype: Dtype = "float32"
     """Compute dtype of activations; parameters are always float32."""
     remat: bool = False
@@ -212,6 +218,11 @@ class DataConfig:
         """The longest possible sequence; None for a task without such a setting."""
         lengths = (getattr(self, name, None) for name in self.length_fields)
         return max((length for length in lengths if length is not None), default=None)
+
+    @property
+    def image_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of images, where these settings decide on them."""
+        return None
 
     @property
     def augments(self) -> bool:
@@ -435,6 +446,13 @@ class Config:
             value = getattr(self.model, name)
             if not isinstance(value, str):
                 raise expected(f"--model.{name}", "text", f"{value!r}")
+
+    @property
+    def max_length(self) -> int:
+        """The longest sequence of the model: that of `model`, or the pixels of images
+        whose size `data` decides on."""
+        shape = self.data.image_shape
+        return self.model.max_length if shape is None else shape[0] * shape[1]
 
     @property
     def mixers(self) -> str:

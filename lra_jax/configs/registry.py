@@ -21,6 +21,7 @@ TASKS = {
     "path256": "lra_jax.tasks.pathfinder:PATH256",
     "series": "lra_jax.tasks.series:TASK",
     "control": "lra_jax.tasks.control:TASK",
+    "images": "lra_jax.tasks.images:TASK",
     "mqar": "lra_jax.tasks.mqar:TASK",
     "needle": "lra_jax.tasks.needle:TASK",
     "mad-compress": "lra_jax.tasks.mad:COMPRESS",

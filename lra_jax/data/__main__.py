@@ -26,6 +26,8 @@ from lra_jax.files import expand_home
 from lra_jax.tasks import Task, get_task
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from lra_jax.data.dataset import SequenceDataset
 
 _CHARACTERS = 600
@@ -87,7 +89,7 @@ class SampleCommand(DataCommand):
     def check(self) -> None:
         """See the base class."""
         super().check()
-        if self.out is not None and get_task(self.task).image_shape is None:
+        if self.out is not None and get_task(self.task).shape_of(self.data) is None:
             needed = f"nothing for --task={self.task}, which has no images"
             raise expected("--out", needed, repr(self.out))
         if self.file.suffix.lower() != ".png":
@@ -183,7 +185,11 @@ def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> N
             print(dataset.answer(command.split, index))
             _print_example(example, task, dataset)
     else:
-        _write_sheet(command.file, examples, dataset.image_shape)
+        labels = dataset.labels(command.split)[indices].tolist()
+        names = [str(dataset.classes[x] if dataset.classes else x) for x in labels]
+        shape = *dataset.image_shape, *dataset.token_shape
+        images = np.stack([example["tokens"].reshape(shape) for example in examples])
+        _write_sheet(command.file, images, names)
 
 
 def _print_example(example: dict, task: Task, dataset: "SequenceDataset") -> None:
@@ -197,17 +203,13 @@ def _print_example(example: dict, task: Task, dataset: "SequenceDataset") -> Non
     print()
 
 
-def _write_sheet(file: Path, examples: list[dict], shape: tuple[int, int]) -> None:
-    import numpy as np
-
+def _write_sheet(file: Path, images: "np.ndarray", names: list[str]) -> None:
     from lra_jax.data.sheets import contact_sheet, write_png
     from lra_jax.files import make_room
 
     with writable("--out", "a file", file):
         make_room(file)
-    images = np.stack([example["tokens"].reshape(shape) for example in examples])
-    sheet = contact_sheet(images, [int(example["label"]) for example in examples])
-    write_png(file, sheet)
+    write_png(file, contact_sheet(images, names))
     print(f"{len(images)} images, each under its label, in {file}")
 
 

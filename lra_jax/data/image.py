@@ -117,7 +117,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Images and labels of each file of the archive, or of its folder."""
+    """Images in colour, and labels, of each file of the archive, or of its folder."""
     if path.is_dir():
         return {
             file.name: _parse(file, read_bytes(file, _MOST_IMAGES * _RECORD))
@@ -137,7 +137,7 @@ def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _parse(place: object, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Grey images `uint8 [n, 1024]` and labels `[n]` of one file."""
+    """Images `uint8 [n, 3, 1024]` and labels `[n]` of one file."""
     if not data or len(data) % _RECORD:
         raise expected(
             str(place),
@@ -151,10 +151,36 @@ def _parse(place: object, data: bytes) -> tuple[np.ndarray, np.ndarray]:
     if unknown.size:
         place = f"{place}, image {unknown[0] + 1}"
         raise expected(place, "a label of 0..9", labels[unknown[0]])
-    return grey(records[:, 1:].reshape(-1, 3, _PIXELS)), labels
+    return records[:, 1:].reshape(-1, 3, _PIXELS), labels
 
 
-def _split(path: pathlib.Path) -> builder.Splits:
+def is_cifar(path: pathlib.Path) -> bool:
+    """Whether a path is a file, or a folder with CIFAR-10 or its archive."""
+    inside = (ARCHIVE.name, _FOLDER, _TEST)
+    return path.is_file() or any((path / name).exists() for name in inside)
+
+
+def read_colour(
+    path: pathlib.Path,
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Images `uint8 [n, 32, 32, 3]` and labels `[n]` of each split of CIFAR-10.
+
+    Args:
+      path: the archive or its folder, or the folder in it.
+
+    Raises:
+      ValueError: a file is missing, damaged or malformed.
+      OSError: it cannot be read.
+    """
+    place = originals.locate(ARCHIVE, path, _files).open(path)
+    return {
+        split: (np.moveaxis(colour.reshape(-1, 3, *SHAPE), 1, -1), labels)
+        for split, (colour, labels) in _parts(place).items()
+    }
+
+
+def _parts(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Images `uint8 [n, 3, 1024]` and labels `[n]` of each split."""
     files = _read(path)
     images = np.concatenate([files[name][0] for name in _TRAIN])
     labels = np.concatenate([files[name][1] for name in _TRAIN])
@@ -162,12 +188,17 @@ def _split(path: pathlib.Path) -> builder.Splits:
     if not held_out:
         raise expected(str(path), "at least 10 training images", len(images))
     cut = len(images) - held_out
-    parts = {
+    return {
         "train": (images[:cut], labels[:cut]),
         "valid": (images[cut:], labels[cut:]),
         "test": files[_TEST],
     }
-    return {
-        split: (len(pixels), zip(pixels, ids.tolist(), strict=True))
-        for split, (pixels, ids) in parts.items()
-    }
+
+
+def _split(path: pathlib.Path) -> builder.Splits:
+    splits = {}
+    for split, (colour, labels) in _parts(path).items():
+        pieces = np.array_split(colour, len(colour) // _MOST_IMAGES + 1)
+        pixels = np.concatenate([grey(piece) for piece in pieces])
+        splits[split] = len(pixels), zip(pixels, labels.tolist(), strict=True)
+    return splits

@@ -240,6 +240,34 @@ def generate_by_length(
     return generate(name, seed, splits, vocab_size=vocab_size, num_classes=num_classes)
 
 
+def hold_out(
+    groups: np.ndarray, seed: int, split: str, share: float = 0.2
+) -> np.ndarray:
+    """Chooses examples of a training split for another split, a share of each group.
+
+    Args:
+      groups: `[n]`, such as the labels.
+      seed: fixes the choice, together with the split.
+      split: the other split.
+      share: of each group.
+
+    Returns:
+      Boolean `[n]`.
+
+    Raises:
+      ValueError: there are too few.
+    """
+    order = stream_of(seed, split).permutation(len(groups))
+    held = np.zeros(len(groups), bool)
+    for group in np.unique(groups):
+        members = order[groups[order] == group]
+        held[members[: round(share * len(members))]] = True
+    if not held.any():
+        needed = "3 examples of a class or more, to hold out one"
+        raise expected("--data.path", needed, f"{len(groups)} in all")
+    return held
+
+
 def stream_of(seed: int, split: str) -> np.random.Generator:
     """The random generator of a split."""
     entropy = np.random.SeedSequence((seed, *split.encode()))

@@ -14,14 +14,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from lra_jax.data import series_files
+from lra_jax.data import memory, series_files
 from lra_jax.data.dataset import SPLITS, SequenceDataset
-from lra_jax.data.memory import MemorySource, stream_of
+from lra_jax.data.memory import MemorySource
 from lra_jax.data.series_files import Series
 from lra_jax.errors import expected
-
-VALID_SHARE = 0.2
-"""Of the training split, where there is no validation split."""
 
 
 class SeriesDataset(SequenceDataset):
@@ -180,14 +177,7 @@ def hold_out(train: Series, seed: int) -> dict[str, Series]:
       ValueError: it is too small.
     """
     groups = np.zeros(len(train.labels)) if train.has_numbers else train.labels
-    order = stream_of(seed, "valid").permutation(len(groups))
-    held = np.zeros(len(groups), bool)
-    for label in np.unique(groups):
-        members = order[groups[order] == label]
-        held[members[: round(VALID_SHARE * len(members))]] = True
-    if not held.any():
-        needed = "3 examples of a class or more, to hold out one"
-        raise expected("--data.path", needed, f"{len(groups)} in all")
+    held = memory.hold_out(groups, seed, "valid")
     return {
         "train": train.at(np.flatnonzero(~held)),
         "valid": train.at(np.flatnonzero(held)),

@@ -213,6 +213,8 @@ class PooledEncoder(nnx.Module):
         if self.padding == "zeros" and segment_ids is not None:
             raise expected("segment_ids", "None with padding='zeros'", "an array")
         mask = length_mask(tokens, lengths)
+        if self.encoder.config.grid is not None:
+            mask = None  # All images are of one size.
         if self.padding == "zeros":
             black = tokens.max(-1) if tokens.ndim == 3 else tokens
             mask = both(mask, black > 0)
@@ -282,7 +284,8 @@ class SequenceClassifier(PooledEncoder):
         Args:
           tokens: integer `[B, T]`, pixels in colour or real vectors `[B, T, C]`;
             anything beyond a sequence's length is ignored.
-          lengths: integer `[B]`, number of tokens in each sequence; None = T for all.
+          lengths: integer `[B]`, number of tokens in each sequence; None = T for all,
+            as for images.
           rngs: with a stream "dropout", for training; None for evaluation.
           segment_ids, documents: for rows of several packed documents, and the maximum
             number in a row; see `pool`.

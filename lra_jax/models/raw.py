@@ -7,7 +7,8 @@ The kinds are
   vocabulary
           text or bytes, as the tokens of a ``vocabulary`` that `lra_jax.vocabularies`
           describes, truncated to ``max_length``, and stripped like bytes; or their ids;
-  pixels  grey images of 0 to 255 with a ``shape``;
+  pixels  images of 0 to 255 with a ``shape``, `(rows, columns)` in grey and
+          `(rows, columns, 3)` in colour;
   vectors series `[T, C]`, standardised by ``mean`` and ``deviation`` of each channel
           and truncated to the model's length; NaN is taken for the mean;
   ids     integers, unchanged.
@@ -118,10 +119,11 @@ def _with_vocabulary(raw: Raw) -> Callable[[Raw, str, Any], np.ndarray]:
 def _pixels(raw: Raw, name: str, example: Any) -> np.ndarray:
     array, shape = np.asarray(example), tuple(raw["shape"])
     if array.shape != shape:
-        raise expected(name, f"a grey image [rows, columns]={shape}", array.shape)
+        kind = "an image [rows, columns, 3]" if shape[2:] else "a grey image"
+        raise expected(name, f"{kind} {shape}", array.shape)
     if array.dtype != np.uint8:
         raise expected(name, "uint8, from 0 to 255", array.dtype)
-    return array.reshape(-1).astype(np.int32)
+    return array.reshape(-1, *shape[2:]).astype(np.int32)
 
 
 def _vectors(raw: Raw, name: str, example: Any) -> np.ndarray:

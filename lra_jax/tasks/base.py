@@ -45,12 +45,18 @@ def classification_loss(
       batch: these arrays, labels `[B]` or `[B, K]`, -1 where a row has fewer than K,
         and weights `[B]` if some rows are filler; without weights every row counts
         once. For packed rows, as made by `lra_jax.data.packing`, tokens and segment_ids
-        `[B, T]`, and labels `[B, K]` of its documents.
+        `[B, T]`, and labels `[B, K]` of its documents. For mixtures of two images, see
+        `lra_jax.training.mixing`, also other_labels `[B]` and the share of the first.
       rngs: dropout stream, for training.
       label_smoothing: see `sum_losses`.
     """
     logits = _logits(model, batch, rngs)
-    return sum_losses(logits, batch["labels"], batch, label_smoothing)
+    sums = sum_losses(logits, batch["labels"], batch, label_smoothing)
+    if "other_labels" not in batch:
+        return sums
+    other = sum_losses(logits, batch["other_labels"], batch, label_smoothing)
+    share = batch["share"]
+    return sums | {"loss": share * sums["loss"] + (1 - share) * other["loss"]}
 
 
 def regression_loss(
@@ -131,9 +137,10 @@ def sum_losses(
 
 
 def encoder_config(
-    config: Config, image_shape: tuple[int, int] | None = None
+    config: Config, image_shape: tuple[int, int] | None = None, channels: int = 1
 ) -> ModelConfig:
-    """The encoder of a run, for images of this shape if the task has any.
+    """The encoder of a run, for images of this shape and so many values a pixel if the
+    task has any.
 
     Raises:
       ValueError: see `ModelConfig.check`.
@@ -151,7 +158,9 @@ def encoder_config(
         config.model,
         mechanism=mechanism,
         hybrid=hybrid,
+        max_length=config.max_length,
         grid=image_shape,
+        channels=channels,
         reconstructs=config.pretrain.steps > 0,
         remat=config.train.remat,
         dtype=jnp.dtype(config.train.dtype),
@@ -174,7 +183,9 @@ def make_model(
     **sizes: int,
 ) -> Any:
     """A model that a config describes, for a dataset's vocabulary and images."""
-    encoder = encoder_config(config, dataset.image_shape)
+    shape = dataset.image_shape
+    channels = dataset.token_shape[0] if shape and dataset.token_shape else 1
+    encoder = encoder_config(config, shape, channels)
     return kind(dataset.vocab_size, **sizes, config=encoder, rngs=rngs)
 
 

@@ -33,7 +33,7 @@ def check_config(config: Config, task: Task) -> None:
     config.check_types()
     config.data.check()
     parse_buckets(config.data.buckets)
-    _make_blocks(encoder_config(config, task.image_shape))
+    _make_blocks(encoder_config(config, task.shape_of(config.data)))
     task.training_loss(config.train)
     _check_lengths(config, task)
     _check_processes(config)
@@ -45,6 +45,10 @@ def check_config(config: Config, task: Task) -> None:
         if stages and task.per_position:
             needed = f"nothing for --task={task.name}, whose answers would be cut off"
             raise expected(f"--train.{kind.name}", needed, getattr(train, kind.name))
+    mixed = [name for name in ("mixup", "cutmix") if getattr(train, name)]
+    if mixed and (task.shape_of(config.data) is None):
+        needed = f"0 for --task={task.name}, which has no images"
+        raise expected(f"--train.{mixed[0]}", needed, getattr(train, mixed[0]))
     if config.pretrain.steps >= train.steps:
         needed = f"less than --train.steps={train.steps}"
         raise expected("--pretrain.steps", needed, config.pretrain.steps)
@@ -58,7 +62,7 @@ def check_config(config: Config, task: Task) -> None:
 
 def _check_lengths(config: Config, task: Task) -> None:
     """Refuses data longer than the model, before they are made."""
-    shape, limit = task.image_shape, config.model.max_length
+    shape, limit = task.shape_of(config.data), config.max_length
     longest = config.data.longest if shape is None else shape[0] * shape[1]
     if longest is not None and longest > limit:
         needed = f"at least {longest}, the longest sequence"
@@ -117,14 +121,14 @@ def _same_examples(dataset: SequenceDataset) -> bool:
 def check_on_devices(config: Config, task: Task) -> None:
     """See `Task.check_on_devices`; `check_config` has accepted the config."""
     # On one device: the trainer checks whether the devices divide the sequence.
-    encoder = encoder_config(config.replace(train={"seq_devices": 1}), task.image_shape)
+    shape = task.shape_of(config.data)
+    encoder = encoder_config(config.replace(train={"seq_devices": 1}), shape)
     longest = min(encoder.max_length, config.data.longest or encoder.max_length)
-    length = encoder.num_positions(longest)
     # All images are of one size, so they have no padding.
-    padded = task.image_shape is None or config.model.padding == "zeros"
+    padded = shape is None or config.model.padding == "zeros"
     packs = task.packs_rows or config.data.packing
     for index, block in _make_blocks(encoder).items():
-        layer = block.attention
+        layer, length = block.attention, encoder.at(index).num_positions(longest)
         _trace(layer, encoder.dtype, length, padded, packs)
         if layer.mechanism.foreign:
             masked = padded and layer.accepts("mask")
@@ -134,7 +138,7 @@ def check_on_devices(config: Config, task: Task) -> None:
 def _make_blocks(encoder: ModelConfig) -> dict[int, EncoderBlock]:
     """A block of each kind by its index, without arrays."""
     kinds = {
-        (encoder.block_mechanism(index), repr(options)): index
+        (encoder.block_mechanism(index), repr(options), encoder.stage(index)): index
         for index, options in reversed([*enumerate(encoder.block_options)])
     }
     return {

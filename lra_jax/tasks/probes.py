@@ -60,7 +60,7 @@ def _sees(
     config: ModelConfig, index: int, visible: np.ndarray, **keywords: np.ndarray
 ) -> bool:
     """Whether outputs at visible positions depend on the inputs at the others."""
-    shape = (2, visible.size, config.embed_dim)
+    shape = (2, visible.size, config.at(index).embed_dim)
 
     @jax.jit
     def outputs(inputs: jax.Array) -> jax.Array:

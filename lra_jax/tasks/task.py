@@ -62,7 +62,8 @@ class Task:
       scores: names ``(dataset, split, loss, model) -> {name: number}``: a split's mean
         loss in units of the task, and its other scores, reported with the accuracy.
         The dataset's ``metric`` may name one to take the accuracy's place.
-      image_shape: rows and columns where a sequence is an image, else None.
+      image_shape: rows and columns where a sequence is an image; None for others, and
+        where the data settings decide on them.
       per_position: labels belong to single positions, not to whole sequences.
       packs_rows: rows hold several documents, so an attention has to take
         ``segment_ids``.
@@ -229,6 +230,10 @@ class Task:
         if self.decode is decode_bytes and not self.packs_rows:
             return {"kind": "bytes", "max_length": max_length}
         return {"kind": "ids"}
+
+    def shape_of(self, data: DataConfig) -> tuple[int, int] | None:
+        """Rows and columns of the images, if the settings or the task say them."""
+        return data.image_shape or self.image_shape
 
     def augment(self, data: DataConfig) -> Callable[..., "np.ndarray"] | None:
         """The augmentation of each training example; None = no augmentation."""

@@ -26,6 +26,7 @@ from lra_jax.tasks.reconstruction import reconstruction_loss
 from lra_jax.training import sharding
 from lra_jax.training.checkpoints import Checkpoints, Progress, check_space
 from lra_jax.training.console import RunConsole
+from lra_jax.training.mixing import mix_batches
 from lra_jax.training.optimizer import make_optimizer, make_schedule
 from lra_jax.training.step import (
     NO_STEP,
@@ -151,8 +152,12 @@ class Trainer:
             step = compiled_step(function, shapes, placed)
             return sharding.under_mesh(self.mesh, step)
 
+        loss, shape = self.task.training_loss(config.train), self.dataset.image_shape
+        mixtures = config.train.mixup, config.train.cutmix
+        if any(mixtures) and shape is not None:
+            loss = mix_batches(loss, shape, *mixtures)
         return (
-            make(self.task.training_loss(config.train), learns, pretrain.steps),
+            make(loss, learns, pretrain.steps),
             make(reconstruction, is_of_reconstruction, 0),
         )
 
@@ -337,7 +342,7 @@ class Trainer:
             raise NonFiniteLoss(bad_step, self.checkpoints.latest_step)
 
     def _make_mesh(self) -> Mesh:
-        train, longest = self.config.train, self.config.model.max_length
+        train, longest = self.config.train, self.config.max_length
         sizes = (train.batch_size, train.eval_batch_size)
         mesh = sharding.make_mesh(sizes, train.seq_devices, self._training)
         # A part is scored after the last step, padded to its own longest sequence.

@@ -1,0 +1,195 @@
+"""Images with a class each, all of one size, grey or in colour.
+
+Pixels are uint8 and come row by row: `[rows * columns]` in grey, as in the digits, and
+`[rows * columns, 3]` in colour, as in CIFAR-10 and in all folders of images.
+"""
+
+import gzip
+import hashlib
+import importlib.util
+import io
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from lra_jax.data import checks, image
+from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
+from lra_jax.data.image_folders import PictureSource, find_pictures
+from lra_jax.data.memory import MemorySource, hold_out
+from lra_jax.errors import expected
+from lra_jax.files import read_bytes
+
+MOST_BYTES = 2 << 30
+"""Folders with more bytes of pixels are read picture by picture, while training."""
+
+_DIGITS = "scikit-learn/digits"
+
+
+class Images(NamedTuple):
+    """Images of one split.
+
+    Attributes:
+      pixels: random access to them.
+      labels: `[n]`, integers.
+      fingerprint: of the pixels.
+    """
+
+    pixels: Source
+    labels: np.ndarray
+    fingerprint: str
+
+
+class ImageDataset(SequenceDataset):
+    """Images in memory or in files, with the interface of a dataset.
+
+    Args:
+      name: name of the dataset.
+      splits: train, valid and test.
+      shape: `(rows, columns)`, or `(rows, columns, 3)` in colour.
+      classes: the word of each label.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        splits: Mapping[str, Images],
+        shape: tuple[int, ...],
+        classes: list[str],
+    ):
+        self.name, self.splits = name, SPLITS
+        rows, columns, *colours = shape
+        self.image_shape, self.token_shape = (rows, columns), tuple(colours)
+        self.token_dtype, self.vocab_size = np.dtype(np.uint8), 256
+        self.max_length = rows * columns
+        plain = classes == [str(number) for number in range(len(classes))]
+        self.num_classes, self.classes = len(classes), None if plain else classes
+        self._sources = {split: splits[split].pixels for split in SPLITS}
+        self._labels = {x: splits[x].labels.astype(np.int32) for x in SPLITS}
+        self._lengths = {
+            split: np.full(len(labels), self.max_length, np.int32)
+            for split, labels in self._labels.items()
+        }
+        self.raw = {"kind": "pixels", "shape": list(shape)}
+        digest = hashlib.blake2b(digest_size=16)
+        for split in SPLITS:
+            digest.update(f"{split} {splits[split].fingerprint}".encode())
+            digest.update(self._labels[split].data)
+        self.fingerprint = digest.hexdigest()
+
+    def source(self, split: str) -> Source:
+        """See the base class."""
+        return self._sources[self._checked(split)]
+
+
+def prepare(
+    *, path: str | os.PathLike[str] | None, size: int | None, seed: int
+) -> ImageDataset:
+    """Reads images.
+
+    Args:
+      path: a folder with a folder for each class, see `image_folders`; CIFAR-10's
+        archive or its folder, see `lra_jax.data.image`; None = scikit-learn's digits.
+      size: rows and columns to which images are scaled; None = 8 for the digits and 32
+        for others.
+      seed: chooses the examples held out for validation: a fifth of each class, unless
+        the files have a validation split; of CIFAR-10 the last tenth, as in the
+        Long-Range Arena.
+
+    Raises:
+      ValueError: there are no such files, or they are malformed.
+      OSError: a file cannot be read.
+    """
+    side = image_side(path is not None, size)
+    if path is None:
+        return _digits(side, seed)
+    place = checks.existing(path)
+    if image.is_cifar(place):
+        splits = {
+            split: in_memory(_resize(pixels, side), labels)
+            for split, (pixels, labels) in image.read_colour(place).items()
+        }
+        return ImageDataset("cifar10", splits, (side, side, 3), [*image.CLASSES])
+    return _folder(place, side, seed)
+
+
+def image_side(has_path: bool, size: int | None) -> int:
+    """The rows and columns of images, see `prepare`."""
+    return size or (image.SHAPE[0] if has_path else 8)
+
+
+def in_memory(pixels: np.ndarray, labels: np.ndarray) -> Images:
+    """Images `uint8 [n, rows, columns]` or `[n, rows, columns, 3]` as a split."""
+    count, rows, columns, *colours = pixels.shape
+    flat = np.ascontiguousarray(pixels.reshape(count, rows * columns, *colours))
+    digest = hashlib.blake2b(flat.data, digest_size=16).hexdigest()
+    lengths = np.full(count, rows * columns)
+    return Images(MemorySource(flat, lengths), labels, digest)
+
+
+def _folder(place: pathlib.Path, side: int, seed: int) -> ImageDataset:
+    """The images of a folder, in memory if they fit."""
+    found, classes = find_pictures(place)
+    files, labels = found["train"]
+    for split in ("test", "valid"):
+        if split not in found:
+            held = hold_out(labels, seed if split == "valid" else 0, split)
+            chosen = [file for file, out in zip(files, held, strict=True) if out]
+            found[split] = chosen, labels[held]
+            files = [file for file, out in zip(files, held, strict=True) if not out]
+            labels = labels[~held]
+    found["train"] = files, labels
+    in_all = sum(len(labels) for _, labels in found.values()) * side**2 * 3
+    splits = {}
+    for split, (files, labels) in found.items():
+        source = PictureSource(files, side)
+        if in_all <= MOST_BYTES:
+            rows = source.__getitems__(list(range(len(files))))
+            pixels = np.stack([row["tokens"] for row in rows])
+            splits[split] = in_memory(pixels.reshape(-1, side, side, 3), labels)
+        else:
+            splits[split] = Images(source, labels, checks.digest(files))
+    return ImageDataset(place.name, splits, (side, side, 3), classes)
+
+
+def _digits(side: int, seed: int) -> ImageDataset:
+    """The digits of scikit-learn, which is not imported: 1,797 of 8 x 8 pixels.
+
+    A fifth of each class, always the same, is the test split.
+
+    Source: Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits", UCI
+    Machine Learning Repository, its test set.
+
+    Raises:
+      ValueError: scikit-learn is not installed.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    places = [*(spec.submodule_search_locations or ())] if spec else []
+    files = [pathlib.Path(x, "datasets", "data", "digits.csv.gz") for x in places]
+    file = next(filter(pathlib.Path.is_file, files), None)
+    if file is None:
+        needed = "images of your own, or `pip install lra_jax[images]` for the digits"
+        raise expected("--data.path", needed, None)
+    text = gzip.decompress(read_bytes(file)).decode()
+    table = np.loadtxt(io.StringIO(text), delimiter=",")
+    # Ink from 0 to 16.
+    pixels = np.rint(table[:, :-1] * 255 / 16).astype(np.uint8).reshape(-1, 8, 8)
+    pixels, labels = _resize(pixels, side), table[:, -1].astype(np.int32)
+    tested = hold_out(labels, 0, "test")
+    valid = np.zeros_like(tested)
+    valid[~tested] = hold_out(labels[~tested], seed, "valid")
+    chosen = {"train": ~tested & ~valid, "valid": valid, "test": tested}
+    splits = {x: in_memory(pixels[rows], labels[rows]) for x, rows in chosen.items()}
+    return ImageDataset(_DIGITS, splits, (side, side), [str(x) for x in range(10)])
+
+
+def _resize(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Images `[n, rows, columns, ...]`, scaled to this many rows and columns."""
+    if pixels.shape[1:3] == (side, side):
+        return pixels
+    from PIL import Image
+
+    scaled = (Image.fromarray(one).resize((side, side)) for one in pixels)
+    return np.stack([np.asarray(one) for one in scaled])
