@@ -24,10 +24,7 @@ def test_quick_work_is_silent(monkeypatch, capsys):
 
 def test_the_start_is_no_part_of_the_time_left(monkeypatch, capsys):
     lines = _told(monkeypatch, capsys, [10, *[1.0] * 9])
-    assert lines == [
-        "1 of 10 rows",
-        "5 of 10 rows, about 5 s left",
-    ]
+    assert lines == ["1 of 10 rows", "5 of 10 rows, about 5 s left"]
 
 
 @pytest.mark.parametrize(("terminal", "longest"), [(True, 5), (False, 10)])

@@ -291,10 +291,7 @@ def test_scores_of_a_task_are_summarised():
 
 def test_runs_on_other_examples_are_not_compared():
     other = {"valid_accuracy_best": 60, "data_fingerprint": "cd"}
-    groups = {
-        "bytes": group_of({"valid_accuracy_best": 40}),
-        "words": group_of(other),
-    }
+    groups = {"bytes": group_of({"valid_accuracy_best": 40}), "words": group_of(other)}
     assert list(runs.best_by_validation(groups)) == []
 
 

@@ -26,10 +26,7 @@ def attend(query: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def squared_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None = None,
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None = None
 ) -> jax.Array:
     """An attention of one's own."""
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))

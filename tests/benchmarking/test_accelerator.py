@@ -9,10 +9,7 @@ import pytest
 
 from benchmarking.small import config
 from lra_jax import benchmark
-from lra_jax.benchmarking import (
-    correctness,
-    parts,
-)
+from lra_jax.benchmarking import correctness, parts
 from lra_jax.benchmarking.accelerator import Accelerator
 
 TINY = (

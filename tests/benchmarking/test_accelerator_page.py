@@ -6,10 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarking.small import config
-from lra_jax.benchmarking import (
-    accelerator_page,
-    correctness,
-)
+from lra_jax.benchmarking import accelerator_page, correctness
 from lra_jax.benchmarking.settings import make_cases, timing
 
 

@@ -12,11 +12,7 @@ from lra_jax.benchmarking.settings import BenchmarkConfig, make_cases, timing
     ("script", "seconds", "expected"),
     [
         ("print('fine')", 60, None),
-        (
-            "print('error: full'); raise SystemExit(3)",
-            60,
-            "exit code 3: full",
-        ),
+        ("print('error: full'); raise SystemExit(3)", 60, "exit code 3: full"),
         ("import os; os.abort()", 60, "ended by SIGABRT: no output"),
         ("import time; time.sleep(60)", 0.2, "ended after 0.2 s, its time limit"),
     ],

@@ -8,11 +8,7 @@ import pytest
 
 from lra_jax import benchmark
 from lra_jax.benchmarking import published, tables
-from lra_jax.benchmarking.settings import (
-    BenchmarkConfig,
-    linformer_name,
-    make_cases,
-)
+from lra_jax.benchmarking.settings import BenchmarkConfig, linformer_name, make_cases
 from lra_jax.benchmarking.tables import significant
 from lra_jax.reports.page import Page
 

@@ -19,11 +19,7 @@ def lengths():
 
 def plan(lengths, num_steps=400, seed=0, batch_size=8, buckets=BUCKETS):
     return batches.BatchPlan(
-        lengths,
-        buckets=buckets,
-        batch_size=batch_size,
-        seed=seed,
-        num_steps=num_steps,
+        lengths, buckets=buckets, batch_size=batch_size, seed=seed, num_steps=num_steps
     )
 
 

@@ -62,10 +62,8 @@ def test_a_mechanism_may_have_data_settings_of_its_own(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("args", "part"),
     [
-        ("prepare --data.pat=x", "did you mean '--data.path'"),
         ("sample --count=401", "--count: expected 1 to 400"),
         ("sample --seed=-1", "--seed"),
-        ("prepare --data.path=/no/such", "--data.num_train: expected no value"),
     ],
 )
 def test_errors(capsys, data_dir, args, part):

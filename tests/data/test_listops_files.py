@@ -81,14 +81,10 @@ def test_blank_lines_are_skipped_and_stray_blanks_are_not(tmp_path, lines):
 ARGUMENTS = b"( ( ( [MAX 2 ) 9 ) ] )"
 BAD_LINES = {
     "missing column": (ARGUMENTS, "expected 2 columns, got 1"),
-    "extra column": (b"5\t5\t5", "expected 2 columns, got 3"),
     "unknown token": (b"( ( ( [MEAN 2 ) 9 ) ] )\t9", "token 0: .*, got '.MEAN'"),
-    "two digits": (b"( ( ( [MAX 2 ) 19 ) ] )\t9", "token 2: .*, got '19'"),
     "no target": (b"5\t", "Target: expected a digit, got ''"),
     "target 10": (ARGUMENTS + b"\t10", "Target: expected a digit, got '10'"),
-    "target word": (b"5\tfive", "Target: expected a digit, got 'five'"),
     "no bracket": (b"( ( [MAX 2 ) 9 )\t9", "a `]` for each operator, got 1"),
-    "extra bracket": (b"[MAX 2 9 ] ]\t9", "after an operator, got nothing"),
     "no source": (b"\t9", r"expected 1\.\.2000 tokens .* got 0"),
     "wrong value": (ARGUMENTS + b"\t8", "Target: expected 9, .*, got 8"),
     "binary": (bytes(range(14, 256)), "expected UTF-8"),
@@ -114,7 +110,6 @@ def test_malformed_lines(tmp_path, kind):
         (b"", "got an empty file"),
         (b"Source\tTarget\r\n", "expected examples after the header, got none"),
         (b"Target\tSource\r\n9\t9\r\n", "line 1: header: expected"),
-        (b"5\t5\r\n5\t5\r\n", "line 1: header: expected"),
         (b"\x1f\x8b\x08\x00\xff\n\xfe\n", "line 1: expected UTF-8"),
     ],
 )

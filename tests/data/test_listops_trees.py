@@ -173,9 +173,7 @@ def test_limits_are_strict(max_depth, max_args, longest):
     [
         ({"max_depth": 1}, "max_depth: expected at least 2"),
         ({"max_args": 33}, r"max_args: expected an integer of 2\.\.32"),
-        ({"min_length": 0}, "min_length: expected an integer of at least 1"),
         ({"min_length": 1999}, "max_length: expected at least 2001"),
-        ({"max_length": 10.5}, "max_length: expected an integer .*, got 10.5"),
         # More than exist, by number; by length (they come in steps of three).
         ({"min_length": 3, "max_length": 5, "max_depth": 2, "max_args": 2}, "found 4"),
         ({"min_length": 4, "max_length": 7, "max_args": 2}, "found 0;"),

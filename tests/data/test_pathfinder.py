@@ -77,9 +77,7 @@ def test_easier_levels_come_first_and_leave_the_others_alone(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"num_test": 0}, "num_test: expected an integer of at least 1"),
         ({"seed": -1}, "seed: expected an integer of at least 0"),
-        ({"processes": 0}, "processes: expected an integer of at least 1"),
         ({"path": "/no/such/folder"}, "/no/such/folder, which does not exist"),
     ],
 )

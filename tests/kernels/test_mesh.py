@@ -109,10 +109,7 @@ def test_auto_takes_kernels_on_a_mesh(
     monkeypatch.setattr(selection, "_own_target", lambda: "gpu")
     platform, device = DEVICES["gpu"]
     four = AbstractMesh(
-        (4, 1),
-        ("data", "seq"),
-        axis_types=(AxisType.Auto,) * 2,
-        abstract_device=device,
+        (4, 1), ("data", "seq"), axis_types=(AxisType.Auto,) * 2, abstract_device=device
     )
     x = jax.ShapeDtypeStruct((64, 128, 8, 64), "bfloat16")
 

@@ -50,11 +50,7 @@ def test_what_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=match):
             function(*arrays, **{"implementation": "pallas"} | more)
 
-    refused(
-        "'pallas' or 'native', got 'triton'",
-        arrays,
-        implementation="triton",
-    )
+    refused("'pallas' or 'native', got 'triton'", arrays, implementation="triton")
     refused("'pallas' or 'native', got None", arrays, implementation=None)
     monkeypatch.setenv(kernels.INTERPRET, "rocm")
     refused("LRA_JAX_PALLAS_INTERPRET: .*one of tpu, gpu, got 'rocm'", arrays)

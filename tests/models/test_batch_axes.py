@@ -101,7 +101,7 @@ def test_models(
     call: Callable[..., jax.Array],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Outputs and gradients, also on axes of the other kind."""
+    """Outputs and gradients; runs of the trainer have axes of the other kind."""
     monkeypatch.setattr(product_keys, "_TOGETHER", 5)
     graph, params, rest = nnx.split(
         model(**SIZES | settings, rngs=nnx.Rngs(0)), nnx.Param, ...
@@ -117,12 +117,11 @@ def test_models(
         return out, ravel_pytree(slopes)[0]
 
     direct = jax.jit(slope)(*ARRAYS)
-    for kind in (jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto):
-        mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
-        place = jax.NamedSharding(mesh, jax.P("data"))
-        with jax.set_mesh(mesh):
-            split = (jax.device_put(x, place) for x in ARRAYS)
-            assert_close(jax.jit(slope)(*split), direct, 1e-4)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    place = jax.NamedSharding(mesh, jax.P("data"))
+    with jax.set_mesh(mesh):
+        split = (jax.device_put(x, place) for x in ARRAYS)
+        assert_close(jax.jit(slope)(*split), direct, 1e-4)
 
 
 def _compare_export(call: Callable[..., Any], rows: bool) -> None:

@@ -118,17 +118,12 @@ def test_what_the_blocks_get():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_layers": 0}, "num_layers: expected 1 to 1000, got 0"),
         ({"embed_dim": 8.0}, "embed_dim: expected an int, got 8.0"),
         ({"num_heads": 3}, "num_heads: expected a divisor of qkv_features=64, got 3"),
         ({"qkv_dim": 7}, "num_heads: expected a divisor of qkv_features=7, got 2"),
-        ({"max_length": -1}, "max_length: expected a positive int, got -1"),
         ({"dropout": 1.0}, r"dropout: expected a number in \[0, 1\), got 1.0"),
         ({"activation": "silu"}, "activation: expected one of gelu, relu, got 'silu'"),
-        ({"post_norm": 1}, "post_norm: expected"),
         ({"mlp": "dens"}, "mlp: expected one of auto, dense, .*did you mean 'dense'"),
-        ({"inputs": "pixel"}, "inputs: .*got 'pixel'"),
-        ({"mechanism": "flo"}, "did you mean 'flow'"),
         (
             {"attention_options": {"clip": 3}},
             "option of attention 'cosformer': .*got 'clip'",
@@ -142,7 +137,6 @@ def test_what_the_blocks_get():
         ({"positions": "rotary", "num_heads": 64}, "rotary: .*even .*got 1"),
         ({"positions": "sinusoidal", "embed_dim": 7, "num_heads": 1}, "embed_dim: "),
         ({"cutoffs": (2, 1)}, r"cutoffs: expected increasing positive ids"),
-        ({"cutoffs": (2.5,)}, r"cutoffs: expected increasing positive ids"),
     ],
 )
 def test_errors(settings, message):
@@ -154,11 +148,8 @@ def test_errors(settings, message):
     ("kind", "sizes", "settings", "name"),
     [
         (SequenceClassifier, (0, 2), {}, "vocab_size"),
-        (CausalLM, (4.0,), {}, "vocab_size"),
         (SequenceClassifier, (4, 0), {}, "num_classes"),
-        (MatchingClassifier, (4, -1), {}, "num_classes"),
         (MatchingClassifier, (4, 2), {"interaction": "dot"}, "interaction"),
-        (TokenClassifier, (4, 2.5), {}, "num_classes"),
         (TokenClassifier, (4, 2), {"reconstructs": True}, "reconstructs"),
         (TokenClassifier, (4, 2), {"pooling": "cls"}, "pooling"),
         (SequenceClassifier, (4, 2), {"pooling": "max"}, "pooling"),

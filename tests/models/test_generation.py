@@ -194,13 +194,10 @@ def test_a_stream_ends_where_its_positions_do(positions):
     [
         ([1] * 79, {}, "prompts: expected at most max_length=80 with"),
         ([], {}, r"prompts: expected integers \[T\] with T > 0"),
-        ([[1], [2, 3]], {}, r"prompts: expected integers \[T\]"),
         ([11], {}, "prompts: expected ids of .* 0 to 10, got 11 to 11"),
         ([1], {"top_p": 1.5}, "top_p: expected a number above 0"),
-        ([1], {"top_p": True}, "top_p: expected .* got True"),
         ([1], {"temperature": -1}, "temperature: expected 0 or a pos"),
         ([1], {"seed": 2**32 + 5}, "seed: expected an int from -2"),
-        ([1], {"seed": 1.5}, "seed: expected an int"),
         ([1], {"end": 11}, "end: expected an id of the .* got 11"),
         # Then no prompt fits: the number is wrong, not the prompt.
         ([1], {"num_tokens": 80}, "num_tokens: expected an int below max_len"),

@@ -154,8 +154,6 @@ def test_a_padded_row_is_the_row_alone(tmp_path: Path, config: dict[str, Any]) -
     [
         (GPT2, np.zeros((1, 2), int), "None, since a gpt2"),
         (BERT, np.full((1, 2), 2), "types, from 0 to 1, got from 2"),
-        (BERT, np.zeros((1, 2)), "an integer dtype"),
-        (BERT, np.zeros((1, 3), int), r"\[B, T\]=\(1, 2\)"),
     ],
 )
 def test_token_types_that_do_not_fit(tmp_path, config, types, words) -> None:
@@ -206,7 +204,6 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     ("index", "words"),
     [
         ({"weight_map": {"a": "model-2.safetensors"}}, "model-2.safetensors: expected"),
-        ({"weight_map": ["a"]}, "index.json: expected an index of weights"),
         ("{", "index.json: expected an index of weights"),
         ({}, "index of weights, got none named 'weight_map'"),
     ],
@@ -256,15 +253,10 @@ def test_what_is_no_source(tmp_path: Path) -> None:
         (BERT, "model_type", "t5", "one of bert, roberta"),
         # Sizes that are none.
         (BERT, "hidden_size", "8", "a positive int, got '8'"),
-        (BERT, "vocab_size", None, "a positive int, got None"),
-        (BERT, "num_hidden_layers", 0, "a positive int, got 0"),
-        (ROBERTA, "max_position_embeddings", 2, "got 0"),
-        (BERT, "layer_norm_eps", "1e-5", "got '1e-5'"),
         # Other files than the arrays are of; a model of the first layers alone.
         (BERT, "hidden_size", 4, "shape "),
         (BERT, "num_hidden_layers", 3, "an array encoder.layer.2."),
         (BERT, "num_hidden_layers", 1, "1 layers"),
-        (GPT2, "n_layer", 1, "1 layers"),
     ],
 )
 def test_configs_of_other_models(tmp_path: Path, config, name, value, words) -> None:
@@ -294,7 +286,6 @@ FUSED = "h.1.attn.c_attn.weight"
         # Weights of quantised models need scales, which are in other arrays.
         (BERT, QUERY, np.ones((WIDTH, WIDTH), "i1"), "a floating dtype.*got int8"),
         (GPT2, FUSED, np.ones((WIDTH, 3 * WIDTH - 1), "f4"), f"{FUSED} of shape"),
-        (GPT2, FUSED, np.ones(1, "f4"), f"{FUSED} of shape"),
     ],
 )
 def test_arrays_of_other_models(tmp_path: Path, config, name, array, words) -> None:

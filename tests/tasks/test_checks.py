@@ -21,11 +21,7 @@ def mixes_mask_and_values(query, key, value, mask):
         ("helpers:Dropped", "", "RngKey"),
         # An option without a decimal point makes a parameter without a gradient.
         ("helpers:Scaled", "scale=2", "int32"),
-        (
-            mixes_mask_and_values,
-            "",
-            r"called with query .2, 60, 2, 8.*mask .2, 1",
-        ),
+        (mixes_mask_and_values, "", r"called with query .2, 60, 2, 8.*mask .2, 1"),
     ],
 )
 def test_what_a_run_cannot_train_fails_before_the_data(
@@ -49,10 +45,7 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
     ("task", "changes", "message"),
     [
         ("listops", {"train": {"dtype": "float99"}}, "--train.dtype: .* 'float99'"),
-        ("listops", {"model": {"dropout": 1.0}}, r"--model.dropout: .*\[0, 1\), got 1"),
-        ("listops", {"model": {"num_layers": -2}}, "--model.num_layers: .* got -2"),
         ("listops", {"model": {"pooling": "cls", "is_causal": True}}, "pooling: "),
-        ("listops", {"data": {"path": "files", "seed": 1}}, "--data.seed: .* no value"),
         ("listops", {"model": TRITON}, "implementation: .* got 'triton'"),
         ("listops", {"attention": "linformer", "model": LAYERWISE}, "features: .* all"),
         ("listops", {"data": get_preset("text").data}, "--data: .* got TextData"),
@@ -64,8 +57,6 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
         ("parity", {"data": {"test_max": 300}}, "max_length: .* 300, .* got 128"),
         ("s5", {"data": {"max_length": 50}}, "--model.max_length: .* 50, .* got 40"),
         ("mad-recall", {"data": {"length": 300}}, "max_length: .* 300, .* got 128"),
-        ("retrieval", {"data": {"max_length": 0}}, "--data.max_length: .* got 0"),
-        ("text", {"data": {"validation": "tets"}}, "--data.validation: .* got 'tets'"),
     ],
 )
 def test_settings_that_cannot_work(task, changes, message):

@@ -35,11 +35,7 @@ TRAIN = {
 
 
 @pytest.mark.parametrize(
-    ("task", "preset"),
-    [
-        ("pathfinder", "official"),
-        ("pathx", "compact"),
-    ],
+    ("task", "preset"), [("pathfinder", "official"), ("pathx", "compact")]
 )
 def test_a_run_from_beginning_to_end(task, preset, tmp_path):
     config = get_preset(task, preset, "linear").replace(

@@ -35,11 +35,7 @@ def start_both(flags: list[str], first: str = "") -> list[subprocess.Popen[str]]
     if first:
         commands[0] = ("-c", first.replace("{flags}", repr(flag_lists[0])))
     return [
-        helpers.start(
-            *command,
-            LRA_JAX_CPU_DEVICES="1",
-            JAX_PLATFORMS="cpu",
-        )
+        helpers.start(*command, LRA_JAX_CPU_DEVICES="1", JAX_PLATFORMS="cpu")
         for command in commands
     ]
 

@@ -156,7 +156,7 @@ def killed(command, workdir) -> None:
 
 
 def test_an_interrupted_run_ends_as_an_unbroken_one(finished, tmp_path, monkeypatch):
-    """SIGTERM, SIGINT and SIGKILL in turn; equal to the last bit at the end.
+    """SIGINT and SIGKILL in turn; equal to the last bit at the end.
 
     The data are made anew, by processes whose hashes differ from those of this one.
     """
@@ -165,10 +165,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, tmp_path, monkeypa
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     monkeypatch.setenv("PYTHONHASHSEED", seed)
     command = ("-m", "lra_jax.train", *helpers.flags(config))
-    first = stopped(command, workdir, signal.SIGTERM)
-    second = stopped(command, workdir, signal.SIGINT)
-    assert first < second
-    if second < STEPS:
+    if stopped(command, workdir, signal.SIGINT) < STEPS:
         killed(command, workdir)
     begun = latest(workdir)
     end = helpers.run(*command)

@@ -26,10 +26,7 @@ def test_a_run_predicts_raw_expressions(finished, dataset) -> None:
 def test_evaluate_writes_predictions_and_a_model(finished, dataset, tmp_path) -> None:
     file, lines = tmp_path / "new" / "last.safetensors", tmp_path / "lines.jsonl"
     config = evaluate.EvaluateConfig(
-        str(finished.workdir),
-        checkpoint="last",
-        predictions=str(lines),
-        save=str(file),
+        str(finished.workdir), checkpoint="last", predictions=str(lines), save=str(file)
     )
     result = evaluate.run(config)
     records = [json.loads(line) for line in lines.read_text().splitlines()]

@@ -13,14 +13,7 @@ from typing import Any
 
 import helpers
 import pytest
-from run_helpers import (
-    broken_off,
-    constant,
-    last_step,
-    latest,
-    steps_and_losses,
-    wait,
-)
+from run_helpers import broken_off, constant, last_step, latest, steps_and_losses, wait
 
 from lra_jax import seals, train
 from lra_jax.configs.listops import ListOpsData

@@ -14,7 +14,6 @@ from ..mechanisms import (
     MASK,
     Case,
     assert_close,
-    assert_refuses,
     assert_rejects,
     fast_jit,
     init,
@@ -163,17 +162,3 @@ def test_a_stream_of_another_feature_map(reweight: bool) -> None:
         outputs.append(out)
     whole = attention.cosformer_attention(q, k, v, is_causal=True, **options)
     assert_close(np.stack(outputs, 1), whole)
-
-
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ({"feature_map": "gelu"}, ("'leaky_relu', 'relu'", "'gelu'")),
-        ({"max_length": 6}, ("at least max(T, S)=7", "got 6")),
-        ({"max_length": np.ones(2)}, ("[B]=(2,)", "float")),
-        ({"max_length": np.ones(3, int)}, ("[B]=(2,)", "(3,)")),
-        ({"max_length": 7.5}, ("an int, None or", "float")),
-    ],
-)
-def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
-    assert_refuses("cosformer", options, *parts)

@@ -7,12 +7,7 @@ import numpy as np
 from lra_jax import attention
 
 from .. import dense
-from ..mechanisms import (
-    Case,
-    assert_close,
-    fast_jit,
-    inputs,
-)
+from ..mechanisms import Case, assert_close, fast_jit, inputs
 
 
 def formula(

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 
 from .. import dense
-from ..mechanisms import (
-    Case,
-    assert_close,
-    fast_jit,
-    init,
-    inputs,
-    run,
-    steps,
-)
+from ..mechanisms import Case, assert_close, fast_jit, init, inputs, run, steps
 
 
 def formula(q, k, v, mask=None, eps=1e-6, causal=False) -> np.ndarray:

@@ -249,20 +249,6 @@ def test_parameters() -> None:
     assert made.keys() == {"projection"} and made["projection"].shape == (7, 4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "message"),
-    [
-        ((0, 4), {}, "features: expected a positive int, got 0"),
-        ((4.0, 4), {}, "features: expected a positive int, got 4.0"),
-        ((4, -1), {}, "head_dim: expected a positive int, got -1"),
-        ((4, 4), {"scaling": 2}, "scaling: expected 0 or 1, got 2"),
-    ],
-)
-def test_projections_that_cannot_be(arguments, keywords, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        attention.performer_projection(jax.random.key(0), *arguments, **keywords)
-
-
 def _other_kernel(q, k, v, mask, phi, causal: bool) -> np.ndarray:
     """Dense attention with given features; hidden keys do not exist."""
 
@@ -316,10 +302,7 @@ def test_scale_and_pairs() -> None:
         assert_close(got, expected)
 
 
-STREAMED = [
-    {"kernel": "relu", "feature_eps": 1e-2},
-    {"hyperbolic": True, "scale": 0.4},
-]
+STREAMED = [{"kernel": "relu", "feature_eps": 1e-2}, {"hyperbolic": True, "scale": 0.4}]
 
 
 @pytest.mark.parametrize("options", STREAMED, ids=str)
@@ -370,14 +353,10 @@ WRONG = np.ones((6, 16), "float32")
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({"projection": None}, ("[M, H] with H=4", "None", "makes one")),
         ({"projection": WRONG}, ("[M, H]=(M, 4)", "(6, 16)")),
-        ({"projection": WRONG[0]}, ("[M, H]=(M, 4)", "(16,)")),
         ({"projection": WRONG[:0, :4]}, ("at least one row", "(0, 4)")),
-        ({"projection": np.eye(4, dtype=int)}, ("floating", "int")),
         ({"kernel": "relu", "hyperbolic": True}, ("False", "'relu'")),
         ({"feature_eps": 1e-4}, ("expected None", "0.0001")),
-        ({"feature_eps": -1.0}, ("expected None", "-1.0")),
     ],
 )
 def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:

@@ -11,13 +11,7 @@ from lra_jax import attention
 from lra_jax.attention.linear import rotary
 
 from .. import dense
-from ..mechanisms import (
-    SMALL,
-    Case,
-    assert_close,
-    fast_jit,
-    inputs,
-)
+from ..mechanisms import SMALL, Case, assert_close, fast_jit, inputs
 
 
 def formula(

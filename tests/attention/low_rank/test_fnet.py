@@ -7,13 +7,7 @@ import pytest
 
 from lra_jax import attention
 
-from ..mechanisms import (
-    Case,
-    assert_close,
-    assert_rejects,
-    fast_jit,
-    inputs,
-)
+from ..mechanisms import Case, assert_close, assert_rejects, fast_jit, inputs
 
 
 def formula(q, k, v, mask=None) -> np.ndarray:
@@ -77,10 +71,7 @@ def test_what_it_refuses() -> None:
     for call, said in (
         (lambda: run(k, k, v, is_causal=True), "is_causal: expected False, got True"),
         (lambda: run(q, k, v), "key: expected the query's length T=5"),
-        (
-            lambda: run(k, k, v, norm="forward"),
-            "norm: expected one of ortho, backward",
-        ),
+        (lambda: run(k, k, v, norm="forward"), "norm: expected one of ortho, backward"),
         (lambda: run(k, k, v, np.ones((2, 1, 7, 7), bool)), "mixes all positions"),
         (
             lambda: run(*[np.zeros((1, 2**20 + 1, 1, 1), "float32")] * 3, LONG),

@@ -109,13 +109,7 @@ def test_the_memory_goes_from_layer_to_layer() -> None:
 
 def test_causal_layers_carry_no_memory() -> None:
     layer = MultiHeadAttention(
-        2,
-        8,
-        mechanism="luna",
-        is_causal=True,
-        layer=1,
-        num_layers=3,
-        rngs=nnx.Rngs(0),
+        2, 8, mechanism="luna", is_causal=True, layer=1, num_layers=3, rngs=nnx.Rngs(0)
     )
     assert layer.memory_in is layer.memory_out is None
     x = jnp.ones((1, 5, 8))

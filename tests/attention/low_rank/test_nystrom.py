@@ -147,12 +147,10 @@ WEIGHT = np.ones((2, 3), "float32")
 @pytest.mark.parametrize(
     ("keywords", "parts"),
     [
-        ({"is_causal": True}, ("is_causal: expected False", "mean over positions")),
         (
             {"padding": "published", "num_landmarks": 4},
             ("num_landmarks: expected a divisor of the length 7", "got 4"),
         ),
-        ({"conv_weight": WEIGHT[:1]}, ("conv_weight: expected [N, W]", "(1, 3)")),
         ({"conv_weight": WEIGHT[:, :2]}, ("an odd W", "(2, 2)")),
         ({"query_mask": np.ones((2, 5), bool)}, ("query_mask: ", "(2, 5)")),
     ],

@@ -199,11 +199,7 @@ def test_decoding_in_linen_is_right_or_refused(name: str) -> None:
 
 def test_causal_decoding_in_flax_says_what_to_pass() -> None:
     layer = nnx.MultiHeadAttention(
-        2,
-        16,
-        decode=True,
-        attention_fn=attention.linear_attention,
-        rngs=nnx.Rngs(0),
+        2, 16, decode=True, attention_fn=attention.linear_attention, rngs=nnx.Rngs(0)
     )
     layer.init_cache((2, 4, 16))
     with pytest.raises(ValueError, match="or False for one query that sees all keys"):

@@ -166,10 +166,10 @@ def test_a_million_positions_have_a_shape(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "cosformer", "performer"])
-def test_a_million_equal_positions_are_their_mean(name: str) -> None:
+def test_many_equal_positions_are_their_mean(name: str) -> None:
     more = {"max_length": MILLION} if name == "cosformer" else {}
     attend = functools.partial(run(name), is_causal=True, **more)
-    ones = jnp.ones((1, MILLION, 1, 4))
+    ones = jnp.ones((1, MILLION // 4, 1, 4))
     assert_close(jax.jit(attend)(ones, ones, ones), np.ones(ones.shape), 1e-5)
 
 

@@ -110,8 +110,10 @@ def test_pairs_chosen_by_position_take_no_mask_of_pairs(name: str, shape) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_causal_needs_one_length(name: str) -> None:
     if not attention.resolve(name).causal:
-        with pytest.raises(ValueError, match=r"no causal form|no cross form"):
-            run(name)(Q, K, V, is_causal=True)
+        refused = "is_causal: expected False", "got True"
+        assert_rejects(lambda: run(name)(K, K, V, is_causal=True), *refused)
+        if case(name).weighted:
+            assert_rejects(lambda: weights(name)(K, K, is_causal=True), *refused)
         return
     assert_rejects(
         lambda: run(name)(Q, K, V, is_causal=True), "is_causal: expected", "T=5", "S=7"

@@ -43,7 +43,7 @@ OPTIONS = [
     (ARRAY, "nystrom.conv_weight gau.scale gau.offset gau.relative_bias"),
     (ARRAY, "flash.scale flash.offset flash.relative_bias"),
     ((*ARRAY, None), "sinkhorn.sort_kernel synthesizer.first luna.memory"),
-    ((*ARRAY, None), "linformer.key_projection"),
+    ((*ARRAY, None), "linformer.key_projection performer.projection"),
     (SWITCH, "gau.rotate flash.rotate"),
 ]
 # of its attention and of its stream,
@@ -60,7 +60,7 @@ OF_THE_OUTPUT = [
     (NAME, "lightning.chunking gla.chunking gated_delta.chunking"),
     (SWITCH, "cosformer.reweight flow.competition flow.allocation norm.per_head"),
     (SWITCH, "retention.rotate performer.hyperbolic"),
-    ((0, -3, 3), "cosformer.max_length"),
+    ((0, -3, 3, 7.5, np.ones(2), np.ones(3, int)), "cosformer.max_length"),
     ((0, -1, NAN, "1", True), "flow.clip"),
     (REAL, "performer.scale"),
     ((*REAL, None), "delta.beta_range gated_delta.beta_range"),
@@ -143,6 +143,10 @@ def test_other_sizes() -> None:
     for option in ("batch_size", "num_heads", "head_dim", "value_dim"):
         start = functools.partial(attention.softmax_init, **sizes)
         _assert_refused(start, option, POSITIVE)
+    draw = functools.partial(attention.performer_projection, jax.random.key(0))
+    _assert_refused(lambda features: draw(features, 4), "features", POSITIVE)
+    _assert_refused(lambda head_dim: draw(4, head_dim), "head_dim", POSITIVE)
+    _assert_refused(lambda scaling: draw(4, 4, scaling=scaling), "scaling", (2, None))
     for projection in ("mean", "max"):
         pool = functools.partial(attention.linformer_attention, projection=projection)
         _assert_refused(functools.partial(pool, Q, K, V), "window", (*POSITIVE, None))

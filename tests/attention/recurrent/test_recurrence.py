@@ -12,13 +12,7 @@ import pytest
 from lra_jax import attention
 from lra_jax.attention.recurrent import gated_delta
 
-from ..mechanisms import (
-    assert_close,
-    assert_rejects,
-    fast_jit,
-    inputs,
-    pulled_back,
-)
+from ..mechanisms import assert_close, assert_rejects, fast_jit, inputs, pulled_back
 from . import formulas as recurrent
 
 LENGTH = 150

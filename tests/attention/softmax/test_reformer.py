@@ -4,7 +4,6 @@ import functools
 
 import chex
 import numpy as np
-import pytest
 
 from lra_jax import attention
 
@@ -13,7 +12,6 @@ from ..mechanisms import (
     Case,
     assert_close,
     assert_directional_derivatives,
-    assert_rejects,
     fast_jit,
     inputs,
     pulled_back,
@@ -107,15 +105,3 @@ def test_reformer_takes_its_buckets_from_max_length() -> None:
 
 
 Q, K, V = inputs(10, query_length=5)
-
-
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        ({"is_causal": True}, ("is_causal: expected False", "hashes")),
-        ({"chunk": None}, ("chunk: expected a positive int without num_b", "None")),
-    ],
-)
-def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
-    assert_rejects(lambda: attention.reformer_attention(K, K, V, **options), *parts)
-    assert_rejects(lambda: attention.reformer_weights(K, K, **options), *parts)

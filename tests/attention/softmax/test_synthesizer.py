@@ -21,6 +21,7 @@ from ..mechanisms import (
     fast_jit,
     inputs,
     keywords,
+    run,
 )
 
 SIZES = {"max_length": LENGTH, "num_heads": 2, "head_dim": 4}
@@ -137,37 +138,19 @@ def test_synthesizer_parameters(variant: str) -> None:
         assert_rejects(lambda: make(jax.random.key(0), rank=8), expected)
 
 
-Q, K, V = inputs(10, query_length=5)
 KERNEL = np.ones((2, 4, LENGTH), "float32")
-
-
-def _synthesizer(**more: Any) -> dict[str, Any]:
-    return {"variant": "dense", "first": KERNEL} | more
 
 
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({}, ("first: expected [N, L, k]", "got None", "_parameters")),
-        (_synthesizer(variant="mix"), ("variant: expected", "'mix'")),
-        (
-            _synthesizer(first=KERNEL[:1]),
-            ("first: expected [N, H, L]=(2, 4, L)", "(1, 4, 16)"),
-        ),
-        (
-            _synthesizer(first_bias=np.ones((2, 5))),
-            ("first_bias: expected [N, L]", "(2, 5)"),
-        ),
-        (
-            _synthesizer(second=KERNEL),
-            ("second: expected None", "'dense'", "(2, 4, 16)"),
-        ),
-        (
-            _synthesizer(first=KERNEL[..., :6]),
-            ("first: expected room for 7 positions, got 6", "longer"),
-        ),
+        ({"first": KERNEL[:1]}, ("expected [N, H, L]=(2, 4, L)", "(1, 4, 16)")),
+        ({"second": KERNEL}, ("expected None", "'dense'", "(2, 4, 16)")),
+        ({"first": KERNEL[..., :6]}, ("room for 7 positions, got 6", "longer")),
     ],
 )
 def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
-    assert_rejects(lambda: attention.synthesizer_attention(K, K, V, **options), *parts)
-    assert_rejects(lambda: attention.synthesizer_weights(K, K, **options), *parts)
+    options = {"first_bias": None} | options
+    q, k, v = inputs(10)
+    call = functools.partial(run("synthesizer"), **options)
+    assert_rejects(lambda: call(q, k, v), *parts)
