@@ -13,7 +13,7 @@ held out; returns are those of gymnasium's v5 environments, not of D4RL's.
   Published normalised returns on Hopper, medium-expert (Wu et al. 2022,
   arXiv:2202.06258): softmax 104.0, linear 107.2, cosformer 98.1, performer 93.5, flow
   109.9, behaviour cloning 52.5.
-small (default): our pendulum; 2 blocks, 64 wide, windows of whole episodes, so that a
+quick (default): our pendulum; 2 blocks, 64 wide, windows of whole episodes, so that a
 stream sees just what it was trained on.
   Command: python -m lra_jax.train --task=control --attention=flow
 """
@@ -77,7 +77,7 @@ class ControlData(StoredData):
 
 PRESETS = families.presets(
     "control",
-    small=families.Preset(
+    quick=families.Preset(
         train=TrainConfig(
             steps=1_000,
             batch_size=16,
