@@ -16,7 +16,7 @@ from lra_jax import cli, files, progress, runtime, signals
 from lra_jax.errors import expected, known, renamed, writable
 from lra_jax.files import expand_home
 
-_SCORES = ("bits_per_byte", "perplexity", "squared_error", "r2")
+_SCORES = ("bits_per_byte", "perplexity", "squared_error", "r2", "return", "raw_return")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EvaluateConfig:
     """best: best on validation. last: the newest."""
     predictions: str | None = None
     """Write the prediction for each example to this file, as one line of JSON; not for
-    lm and mlm, whose rows hold several texts."""
+    lm, mlm and control, whose rows have no labels."""
     save: str | None = None
     """Write the model for lra_jax.models.load to this file, NAME.safetensors, and its
     settings to NAME.json."""
@@ -105,10 +105,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     trainer = open_run(config.workdir, config.allow_code)
     dataset = trainer.dataset
     known("--split", config.split, (*dataset.splits, *dataset.parts))
-    if config.predictions is not None and trainer.task.packs_rows:
-        needed = (
-            f"no file for --task={trainer.task.name}, whose rows hold several texts"
-        )
+    if config.predictions is not None and not dataset.labels(config.split).size:
+        needed = f"no file for --task={trainer.task.name}, whose rows have no labels"
         raise expected("--predictions", needed, config.predictions)
     if config.predictions is not None:
         refuse_own_file(Path(config.workdir), Path(config.predictions), "--predictions")

@@ -11,7 +11,7 @@ from lra_jax.models import ModelConfig
 from lra_jax.models.decision import DecisionTransformer
 
 STATE, ACTION, STEPS = 4, 2, 6
-SIZES = {"num_layers": 2, "embed_dim": 16, "num_heads": 2, "mlp_dim": 16}
+SIZES = {"num_layers": 1, "embed_dim": 16, "num_heads": 2, "mlp_dim": 16}
 
 
 def make(mechanism="flow", horizon=STEPS, **settings):
@@ -31,6 +31,11 @@ def windows(batch=2, steps=STEPS, seed=0):
     return [*(jnp.asarray(x, jnp.float32) for x in parts), jnp.asarray(times)]
 
 
+def run(model, *arrays):
+    """A call, compiled."""
+    return call_model(type(model).__call__, model, *arrays)
+
+
 @pytest.mark.parametrize(
     ("mechanism", "settings"),
     [
@@ -43,7 +48,7 @@ def windows(batch=2, steps=STEPS, seed=0):
 )
 def test_a_stream_acts_as_the_whole_past_does(mechanism, settings):
     model, inputs = make(mechanism, **settings), windows()
-    whole = call_model(type(model).__call__, model, *inputs)
+    whole = run(model, *inputs)
     assert whole.shape == (2, STEPS, ACTION) and jnp.abs(whole).max() < 1
     past = None
     for step in range(STEPS):
@@ -71,30 +76,32 @@ def test_actions_depend_on_the_past_alone():
 def test_padding_is_exact(mechanism):
     model, inputs = make(mechanism), windows()
     lengths = jnp.array([STEPS, 3])
-    both = model(*inputs, lengths)
-    alone = model(*(x[1:, :3] for x in inputs))
+    both = run(model, *inputs, lengths)
+    alone = run(model, *(x[1:, :3] for x in inputs))
     np.testing.assert_allclose(both[1, :3], alone[0], atol=1e-5)
     other = [
         jnp.where(jnp.arange(STEPS).reshape(1, -1, *(1,) * (x.ndim - 2)) < 3, x, 1)
         for x in inputs
     ]
-    np.testing.assert_array_equal(model(*other, lengths)[1, :3], both[1, :3])
+    np.testing.assert_array_equal(run(model, *other, lengths)[1, :3], both[1, :3])
 
 
 def test_each_input_counts():
     model, inputs = make(), windows(batch=1)
-    before = model(*inputs)
+    before = run(model, *inputs)
     for index, change in enumerate((1.0, 1.0, 1.0, -1)):
         changed = [
             x if i != index else x.at[:, 1:].add(change) for i, x in enumerate(inputs)
         ]
-        assert jnp.abs(model(*changed) - before)[0, -1].max() > 1e-3
+        after = run(model, *changed)
+        assert jnp.abs(after - before)[0, -1].max() > 1e-3
 
 
 def test_beyond_the_longest_episode_there_is_no_number():
     model, inputs = make(), windows(batch=1)
     inputs[3] = inputs[3] + 1
-    assert jnp.isnan(model(*inputs)[0, -1]).all()
+    beyond = run(model, *inputs)
+    assert jnp.isnan(beyond[0, -1]).all()
 
 
 @pytest.mark.parametrize(
