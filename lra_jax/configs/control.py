@@ -13,8 +13,9 @@ held out; returns are those of gymnasium's v5 environments, not of D4RL's.
   Published normalised returns on Hopper, medium-expert (Wu et al. 2022,
   arXiv:2202.06258): softmax 104.0, linear 107.2, cosformer 98.1, performer 93.5, flow
   109.9, behaviour cloning 52.5.
-quick (default): our pendulum; 2 blocks, 64 wide, windows of whole episodes, so that a
-stream sees just what it was trained on.
+quick (default): our pendulum; 2 blocks, 64 wide, 4 heads; windows of whole episodes, so
+that a stream sees just what it was trained on; AdamW at 3e-3 with a cosine, 600 steps
+of 16 windows.
   Command: python -m lra_jax.train --task=control --attention=flow
 """
 
@@ -79,12 +80,12 @@ PRESETS = families.presets(
     "control",
     quick=families.Preset(
         train=TrainConfig(
-            steps=1_000,
+            steps=600,
             batch_size=16,
             learning_rate=3e-3,
-            warmup=100,
+            warmup=60,
             weight_decay=0.01,
-            eval_every=200,
+            eval_every=100,
         ),
         model=families.encoder(
             num_layers=2,

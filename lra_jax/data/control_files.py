@@ -15,7 +15,7 @@ expert         the best policy
 medium-replay  all policies up to medium
 medium-expert  medium and expert, half and half
 
-Medium and expert policies act with a normal noise of 0.1.
+Medium and expert policies act with a normal noise of 0.3.
 """
 
 import io
