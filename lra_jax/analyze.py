@@ -41,8 +41,8 @@ class _OfRun(_Settings):
     checkpoint: Literal["best", "last"] = "best"
     """best: best on validation. last: the newest."""
     allow_code: bool = False
-    """Import and call the attention function that the run's config.json names. Use this
-    only for a directory that you trust."""
+    """Import and call your own code that the run's config.json names. Use this only for
+    a directory that you trust."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

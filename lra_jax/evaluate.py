@@ -37,9 +37,9 @@ class EvaluateConfig:
     """Write the model for lra_jax.models.load to this file, NAME.safetensors, and its
     settings to NAME.json."""
     allow_code: bool = False
-    """Import and call your own attention, package.module:function, that the run's
-    config.json names, from the run's code/. Use this only for a directory that you
-    trust."""
+    """Import and call your own parts, such as an attention package.module:function,
+    that the run's config.json names, from the run's code/. Use this only for a
+    directory that you trust."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

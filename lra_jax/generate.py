@@ -41,8 +41,8 @@ class GenerateConfig:
     seed: int = 0
     """Seed for sampling."""
     allow_code: bool = False
-    """Import and call the attention function, package.module:function, that the run
-    names. It runs code: use this only for a directory that you trust."""
+    """Import and call your own code that the run names. Use this only for a directory
+    that you trust."""
 
 
 _FLAGS = {"num_tokens": "tokens", "prompts": "prompt"}

@@ -1,4 +1,4 @@
-"""The source of a user's attention, which a run keeps in ``code/`` in its folder.
+"""The source of a user's own parts, which a run keeps in ``code/`` in its folder.
 
 A result belongs to the code that produced it. `keep` copies the files, and refuses to
 continue a run, or to show its result, once they have changed; with `prefer_copies` a
@@ -11,12 +11,12 @@ import importlib.util
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lra_jax import seals
-from lra_jax.attention import registry
+from lra_jax.attention import own, registry
 from lra_jax.errors import expected
 from lra_jax.files import replacing
 
@@ -24,25 +24,45 @@ FOLDER = "code"
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def sources(attention: str) -> dict[str, bytes]:
-    """The Python files of a user's attention: path and content of each.
+def sources(parts: Mapping[str, str]) -> dict[str, bytes]:
+    """The Python files of a user's own parts: path and content of each.
 
-    They are those of its module and of its imports from the same place, a folder of the
-    import path. In a notebook, which is not a file, it is the object's own source. They
-    are bytes, because a file may name its own encoding.
+    They are those of their modules and of the imports of these from the same place, a
+    folder of the import path. In a notebook, which is not a file, it is the object's
+    own source. They are bytes, because a file may name its own encoding.
+
+    Args:
+      parts: `Config.own_parts`, ``package.module:thing`` by flag.
     """
-    return {name: source for name, (_, source) in _modules(attention).items()}
+    return {name: source for name, (_, source) in _modules(parts).items()}
 
 
-def _modules(attention: str) -> dict[str, tuple[str, bytes]]:
+def _modules(parts: Mapping[str, str]) -> dict[str, tuple[str, bytes]]:
     """The same, with the name of the module of each file."""
-    mechanism = registry.resolve(attention)
-    if not mechanism.foreign:
-        return {}
-    named = attention.partition(":")[0] if ":" in attention else mechanism.module
+    files: dict[str, tuple[str, bytes]] = {}
+    for flag, path in parts.items():
+        for name, (module, source) in _modules_of(flag, path).items():
+            before = files.get(name, (module, source))[1]
+            if name == "__main__.py" and source not in before:  # Several cells.
+                source = before + b"\n\n" + source
+            files[name] = module, source
+    return files
+
+
+def _modules_of(flag: str, path: str) -> dict[str, tuple[str, bytes]]:
+    """The modules of one part."""
+    named = path.partition(":")[0]
+    if flag == "--attention":
+        mechanism = registry.resolve(path)
+        if not mechanism.foreign:
+            return {}
+        part, origin = mechanism.make or mechanism.attention, mechanism.module
+    else:
+        part = own.load(path, flag)
+        origin = getattr(part, "__module__", named)
     if named == "__main__":
         try:
-            text = inspect.getsource(mechanism.make or mechanism.attention)
+            text = inspect.getsource(part)
             return {"__main__.py": (named, text.encode())}
         except (OSError, TypeError):
             return {}
@@ -53,7 +73,7 @@ def _modules(attention: str) -> dict[str, tuple[str, bytes]]:
     installed = _INSTALLED & {*top.parts}
     within = home if installed else home.parent
     modules: dict[Path, tuple[str, bytes]] = {}
-    names = [named, mechanism.module]
+    names = [named, origin]
     while names:
         name = names.pop()
         file = _file(name)
@@ -76,25 +96,25 @@ _KEPT: dict[str, tuple[Any, bytes]] = {}
 """The spec and the source of each module that this process has kept with a run."""
 
 
-def _refuse_stale(attention: str) -> None:
+def _refuse_stale(parts: Mapping[str, str]) -> None:
     """Refuses files that were edited after a run, but not imported again."""
-    for file, (name, source) in _modules(attention).items():
+    for file, (name, source) in _modules(parts).items():
         spec = sys.modules[name].__spec__
         known, before = _KEPT.get(name, (None, b""))
         same_module = known is spec is not None
         if same_module and _without_comments(before) != _without_comments(source):
             needed = f"{file} as this process imported it"
             got = "a changed file: restart Python, or importlib.reload the module"
-            raise expected("--attention", needed, got)
+            raise expected(", ".join(parts), needed, got)
         _KEPT[name] = spec, source
 
 
-def changed(workdir: Path, attention: str) -> list[str]:
+def changed(workdir: Path, parts: Mapping[str, str]) -> list[str]:
     """The files of a run's code that have changed since; comments do not count."""
     old = _copies(workdir)
     if old is None:
         return []
-    new = sources(attention)
+    new = sources(parts)
     return sorted(
         name
         for name in old.keys() | new.keys()
@@ -109,12 +129,12 @@ def digest(workdir: Path) -> str:
     return seals.digest(sources) if sources else ""
 
 
-def keep(workdir: Path, attention: str, writes: bool = True) -> None:
+def keep(workdir: Path, parts: Mapping[str, str], writes: bool = True) -> None:
     """Copies the code to the run's folder, or compares it with the copy there.
 
     Args:
       workdir: the run directory.
-      attention: as in its config.
+      parts: `Config.own_parts` of its config.
       writes: False only compares, for a process whose code another one has copied.
 
     Raises:
@@ -123,16 +143,16 @@ def keep(workdir: Path, attention: str, writes: bool = True) -> None:
     """
     made = ("metrics.jsonl", "result.json")
     begun = not writes or any((workdir / name).exists() for name in made)
-    differing = changed(workdir, attention)
+    differing = changed(workdir, parts)
     if begun and differing:
         needed = f"the code that this run began with, which is in {workdir / FOLDER}"
         got = (
             f"changes in {', '.join(differing)}; to train the changed code, give "
             "another --workdir"
         )
-        raise expected("--attention", needed, got)
-    _refuse_stale(attention)
-    for name, source in sources(attention).items() if writes else ():
+        raise expected(", ".join(parts), needed, got)
+    _refuse_stale(parts)
+    for name, source in sources(parts).items() if writes else ():
         file = workdir / FOLDER / name
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as partial:

@@ -34,6 +34,9 @@ class ReportConfig:
     """Folders with run directories, at any depth."""
     out: str = "report"
     """Folder for report.html, report.md and their pictures."""
+    allow_code: bool = False
+    """Import your own tasks, package.module:TASK, that the runs' config.json name. Use
+    this only for directories that you trust."""
     format: str = ",".join(_PAGES)
     """Any of html, md, latex, csv and json, separated by commas. All have one row per
     mechanism, at the setting that validation prefers, and every setting below it; csv
@@ -50,7 +53,7 @@ def main(args: Sequence[str] | None = None) -> None:
             raise expected("RUNS", "at least one folder of runs", "none")
         progress.say(f"reading the runs in {', '.join(config.runs)} ...")
         formats = [name.strip() for name in config.format.split(",")]
-        problems = write_report(config.runs, config.out, formats)
+        problems = write_report(config.runs, config.out, formats, config.allow_code)
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
 
@@ -59,6 +62,7 @@ def write_report(
     folders: str | Path | Sequence[str | Path],
     out: str | Path,
     formats: Sequence[str] = _PAGES,
+    allow_code: bool = False,
 ) -> list[str]:
     """Writes ``report.html``, ``report.md`` with its pictures, and other formats.
 
@@ -66,6 +70,7 @@ def write_report(
       folders: contain run directories, at any depth.
       out: the folder to write to, created if missing.
       formats: any of html, md, latex, csv and json.
+      allow_code: import tasks of the user's own that the runs name.
 
     Returns:
       A line for each run directory that could not be read, or has lost some of its
@@ -88,7 +93,7 @@ def write_report(
         known("--format", name, (*_PAGES, *exports.FORMATS))
     paths = [folders] if isinstance(folders, str | Path) else folders
     paths = [expand_home(path, "RUNS") for path in paths]
-    runs, problems = read_runs(*paths)
+    runs, problems = read_runs(*paths, allow_code=allow_code)
     groups = group_runs(runs)
     if not groups:
         got = ", ".join(map(str, paths))

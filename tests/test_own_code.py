@@ -32,12 +32,14 @@ def test_every_process_of_a_job_has_the_same_code(tmp_path, monkeypatch) -> None
     file.write_text("from helpers import values_only\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     run = tmp_path / "run"
-    own_code.keep(run, "own_copy:values_only")
-    own_code.keep(run, "own_copy:values_only", writes=False)
+    own_code.keep(run, {"--attention": "own_copy:values_only"})
+    own_code.keep(run, {"--attention": "own_copy:values_only"}, writes=False)
     file.write_text("from helpers import values_only\nSCALE = 2\n")
     with pytest.raises(ValueError, match=r"^--attention: .*changes in own_copy\.py"):
-        own_code.keep(run, "own_copy:values_only", writes=False)
-    assert own_code.changed(run, "own_copy:values_only") == ["own_copy.py"]
+        own_code.keep(run, {"--attention": "own_copy:values_only"}, writes=False)
+    assert own_code.changed(run, {"--attention": "own_copy:values_only"}) == [
+        "own_copy.py"
+    ]
 
 
 def test_code_that_was_not_imported_again_is_refused(tmp_path, monkeypatch) -> None:
@@ -45,13 +47,13 @@ def test_code_that_was_not_imported_again_is_refused(tmp_path, monkeypatch) -> N
     file = tmp_path / "own_stale.py"
     file.write_text("from helpers import values_only\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    own_code.keep(tmp_path / "first", "own_stale:values_only")
+    own_code.keep(tmp_path / "first", {"--attention": "own_stale:values_only"})
     file.write_text("from helpers import values_only\nSCALE = 2\n")
     with pytest.raises(ValueError, match=r"^--attention: .*own_stale\.py as this proc"):
-        own_code.keep(tmp_path / "second", "own_stale:values_only")
+        own_code.keep(tmp_path / "second", {"--attention": "own_stale:values_only"})
     assert not (tmp_path / "second").exists()
     importlib.reload(sys.modules["own_stale"])
-    own_code.keep(tmp_path / "second", "own_stale:values_only")
+    own_code.keep(tmp_path / "second", {"--attention": "own_stale:values_only"})
     kept = tmp_path / "second" / own_code.FOLDER / "own_stale.py"
     assert "SCALE" in kept.read_text()
 
@@ -68,12 +70,12 @@ def test_code_in_another_encoding_is_kept_as_it_is(
     file.write_text(source, coding)
     monkeypatch.syspath_prepend(str(tmp_path))
     spec = f"{name}:values_only"
-    own_code.keep(tmp_path / "run", spec)
+    own_code.keep(tmp_path / "run", {"--attention": spec})
     kept = tmp_path / "run" / own_code.FOLDER / file.name
     assert kept.read_bytes() == file.read_bytes()
-    assert own_code.changed(tmp_path / "run", spec) == []
+    assert own_code.changed(tmp_path / "run", {"--attention": spec}) == []
     file.write_text(source.replace("caf", "th"), coding)
-    assert own_code.changed(tmp_path / "run", spec) == [file.name]
+    assert own_code.changed(tmp_path / "run", {"--attention": spec}) == [file.name]
 
 
 def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> None:
@@ -155,5 +157,5 @@ def test_the_code_of_a_notebook_is_the_thing_itself(monkeypatch) -> None:
     )
     config = get_preset(attention=helpers.power_attention)
     assert config.attention == "__main__:power_attention"
-    (text,) = own_code.sources(config.attention).values()
+    (text,) = own_code.sources(config.own_parts).values()
     assert text.startswith(b"def power_attention(")

@@ -1,6 +1,6 @@
 """A look inside a model: the states between its blocks, and the inputs of attention.
 
-Works with any model of ``lra_jax.models``, trained or not: anything with `EncoderBlock`
+Works with any model of ``lra_jax.models``, trained or not: anything with `Block`
 and `MultiHeadAttention` modules, which name their intermediates for ``nnx.capture``
 (`lra_jax.models.intermediates`).
 """
@@ -19,7 +19,7 @@ from lra_jax import progress
 from lra_jax.analysis.networks import Variant, run_parts
 from lra_jax.attention import Mechanism
 from lra_jax.errors import expected
-from lra_jax.models import EncoderBlock, MultiHeadAttention
+from lra_jax.models import Block, EncoderBlock, MultiHeadAttention
 
 
 class AttentionCall(NamedTuple):
@@ -118,7 +118,7 @@ def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:
     If the blocks run more than once, the states are those of the first run.
 
     Args:
-      model: holds `EncoderBlock` modules.
+      model: holds `Block` modules.
       run: calls the model, as in ``lambda: model(tokens, lengths)``; not compiled.
 
     Raises:
@@ -154,7 +154,7 @@ def variant_states(
     Raises:
       ValueError: the model has no such blocks.
     """
-    blocks = _blocks(model, _run(model, run))
+    blocks = _blocks(model, _run(model, run), EncoderBlock)
     first, values = blocks[0]
     rows = {name: values[name][0] for name in ("mask", "segment_ids")}
     states = {}
@@ -231,12 +231,12 @@ def _run(model: nnx.Module, run: Callable[[], Any]) -> list[tuple[Any, dict]]:
 
 
 def _blocks(
-    model: nnx.Module, modules: list[tuple[Any, dict]]
-) -> list[tuple[EncoderBlock, dict]]:
-    blocks = [pair for pair in modules if isinstance(pair[0], EncoderBlock)]
+    model: nnx.Module, modules: list[tuple[Any, dict]], kind: type = Block
+) -> list[tuple[Any, dict]]:
+    blocks = [pair for pair in modules if isinstance(pair[0], kind)]
     if not blocks:
-        kind = "one made of lra_jax.models.EncoderBlock"
-        raise expected("model", kind, f"a {type(model).__name__} without any")
+        needed = f"one made of lra_jax.models.{kind.__name__}"
+        raise expected("model", needed, f"a {type(model).__name__} without any")
     return blocks
 
 

@@ -12,6 +12,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -332,7 +333,7 @@ class Config:
     """
 
     task: str = "listops"
-    """Task to train on."""
+    """Task to train on: a name, or package.module:TASK for your own."""
     attention: str = "cosformer"
     """Attention mechanism: a name, or package.module:function for your own function or
     nnx.Module class."""
@@ -403,10 +404,14 @@ class Config:
         return values
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
+    def from_dict(cls, values: dict[str, Any], allow_code: bool = False) -> Self:
         """Inverse of :meth:`to_dict`; the task determines the type of ``data``.
 
         Ignores the entries of ``config.json`` that are not part of the config.
+
+        Args:
+          values: the dict.
+          allow_code: import a task of the user's own, see `find_task`.
 
         Raises:
           ValueError: a field unknown to this version, or to the task, or a value of the
@@ -414,7 +419,7 @@ class Config:
         """
         needed = "the fields of this version's Config"
         try:
-            data = find_task(values["task"]).data
+            data = find_task(values["task"], allow_code).data
             parts = {"train": TrainConfig, "pretrain": PretrainConfig}
             parts |= {"model": ModelConfig, "data": data}
             nested = {
@@ -465,6 +470,19 @@ class Config:
         auto, steps = self.data.buckets == "auto", self.train.steps
         return "one" if auto and steps < LEAST_STEPS_OF_BUCKETS else self.data.buckets
 
+    @property
+    def own_parts(self) -> dict[str, str]:
+        """The code of the user's own that this config names, by its flag; functions of
+        Optax are not."""
+        named = {
+            "--attention": self.attention,
+            "--task": self.task,
+            "--train.optimizer": self.train.optimizer,
+        }
+        named |= {f"--model.{x}": y for x, y in self.model.own_parts.items()}
+        optax = re.compile(r"optax(\.contrib)?:\w+")
+        return {x: y for x, y in named.items() if ":" in y and not optax.fullmatch(y)}
+
     def identity(self) -> dict[str, Any]:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""
         return with_effect(self.to_dict())
@@ -481,8 +499,8 @@ class Config:
           preset: the preset from which this config started; settings that differ from
             it add a short hash to the name.
         """
-        mechanism = self.attention.replace(":", ".").replace("/", ".")
-        name = f"{self.task}-{mechanism}-{self.preset}-seed{self.seed}"
+        parts = f"{self.task}-{self.attention}".replace(":", ".").replace("/", ".")
+        name = f"{parts}-{self.preset}-seed{self.seed}"
         base = preset.replace(attention=self.attention, seed=self.seed).identity()
         mine = self.identity()
         changed = {key: value for key, value in mine.items() if value != base[key]}
@@ -533,6 +551,8 @@ def get_preset(
     presets = find_task(task).presets
     preset = next(iter(presets)) if preset is None else preset
     config = presets[known("--preset", preset, presets)](attention)
+    # A task of the user's own need not repeat its name, nor those of its presets.
+    config = config.replace(task=task, preset=preset)
     return config.replace(**_own_settings(task, preset, attention))
 
 

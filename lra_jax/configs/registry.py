@@ -5,10 +5,12 @@ gives access to everything about it. Entries are imported when first needed, and
 import jax, so that command lines are quick.
 """
 
+import dataclasses
 import pkgutil
 from typing import Any
 
-from lra_jax.errors import known
+from lra_jax.attention import own
+from lra_jax.errors import a_thing, expected, known
 
 TASKS = {
     "listops": "lra_jax.tasks.listops:TASK",
@@ -41,10 +43,28 @@ TASKS = {
 }
 
 
-def find_task(name: str) -> Any:
+def find_task(name: str, allow_code: bool = True) -> Any:
     """The entry of a task.
 
+    Args:
+      name: in `TASKS`, or ``package.module:TASK`` for a task of the user's own.
+      allow_code: False refuses the latter, unless this process was told to import it
+        before: whoever wrote a file with this name chose the code.
+
     Raises:
-      ValueError: unknown name; the error suggests the nearest one.
+      ValueError: unknown name, where the error suggests the nearest one; or a task that
+        cannot be imported, is none, or is not allowed.
     """
-    return pkgutil.resolve_name(TASKS[known("--task", name, TASKS)])
+    if ":" not in name:
+        return pkgutil.resolve_name(TASKS[known("--task", name, TASKS)])
+    if not allow_code and name not in _ALLOWED:
+        raise expected("--allow-code", f"True to import the task {name!r}", False)
+    task = own.load(name, "--task")
+    if not isinstance(task, pkgutil.resolve_name("lra_jax.tasks:Task")):
+        raise expected("--task", f"{name!r} to be a lra_jax.tasks.Task", a_thing(task))
+    _ALLOWED.add(name)
+    return dataclasses.replace(task, name=name)
+
+
+_ALLOWED: set[str] = set()
+"""The tasks of the user's own that this process has imported."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lra_jax.models.attention import Buffer, MultiHeadAttention
     from lra_jax.models.classifier import SequenceClassifier
     from lra_jax.models.config import ModelConfig
-    from lra_jax.models.encoder import EncoderBlock, TransformerEncoder
+    from lra_jax.models.encoder import Block, EncoderBlock, TransformerEncoder
     from lra_jax.models.generation import generate
     from lra_jax.models.language import CausalLM, MaskedLM
     from lra_jax.models.matching import MatchingClassifier
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AutoEncoder",
+    "Block",
     "Buffer",
     "CausalLM",
     "EncoderBlock",
@@ -51,7 +52,7 @@ _MODULES = {
     "attention": "Buffer, MultiHeadAttention",
     "classifier": "SequenceClassifier",
     "config": "ModelConfig",
-    "encoder": "EncoderBlock, TransformerEncoder",
+    "encoder": "Block, EncoderBlock, TransformerEncoder",
     "generation": "generate",
     "language": "CausalLM, MaskedLM",
     "matching": "MatchingClassifier",

@@ -14,8 +14,10 @@ from numbers import Integral
 from typing import Annotated, Any, Literal, Self
 
 from lra_jax.attention import registry
+from lra_jax.attention.own import locate
 from lra_jax.errors import (
     Count,
+    Names,
     NotNegative,
     Positive,
     Range,
@@ -26,7 +28,9 @@ from lra_jax.errors import (
 )
 
 Inputs = Literal["embedding", "linear", "vectors"]
-Positions = Literal["learned", "sinusoidal", "learned_2d", "rotary", "none"]
+Positions = Annotated[
+    str, Names(("learned", "sinusoidal", "learned_2d", "rotary", "none"))
+]
 Norm = Literal["layer", "instance", "batch"]
 Activation = Literal["gelu", "relu"]
 Pooling = Literal[
@@ -34,7 +38,10 @@ Pooling = Literal[
 ]
 Padding = Literal["lengths", "zeros"]
 Interaction = Literal["concat", "nli"]
-MlpKind = Literal["auto", "dense", "glu", "product_key", "none"]
+MlpKind = Annotated[str, Names(("auto", "dense", "glu", "product_key", "none"))]
+BlockKind = Annotated[str, Names(("residual",))]
+PARTS = ("block", "mlp", "positions")
+"""The settings that may name code of the user's own, see `lra_jax.models.parts`."""
 Head = Literal["mlp", "linear"]
 # The most that anybody has trained: DeepNet, arXiv:2203.00555.
 Depth = Annotated[int, Range("1 to 1000", 1, 1000)]
@@ -81,9 +88,13 @@ class ModelConfig:
     mlp: MlpKind = "auto"
     """dense: an MLP in each block. glu: a gated MLP. product_key: a sparse memory.
     none: attention only. auto: dense, or a second unit of the mechanism if that also
-    does the MLP's work (gau, flash)."""
+    does the MLP's work (gau, flash). Or your own package.module:Mlp."""
     mlp_options: Text = ""
-    """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`."""
+    """Sizes of the product-key memory, as in `keys=64,heads=4,top=8,query_dim=32`, or
+    options of your own MLP."""
+    block: BlockKind = "residual"
+    """residual: attention, then the MLP, each added to its input. Or your own
+    package.module:Block, see docs/own_parts.md."""
     max_length: Size = 2000
     """Longest sequence, in tokens: size of learned tables and cosFormer's M."""
     inputs: Inputs = "embedding"
@@ -99,7 +110,8 @@ class ModelConfig:
     them, and twice the width, of MLP and heads as well. By default, one stage."""
     positions: Positions = "learned"
     """learned, sinusoidal: added to the inputs. learned_2d: one vector for the row plus
-    one for the column; for images. rotary: queries and keys are rotated instead."""
+    one for the column; for images. rotary: queries and keys are rotated instead. Or
+    your own package.module:function, whose vectors are added."""
     activation: Activation = "gelu"
     """Of a dense MLP."""
     norm: Norm = "layer"
@@ -181,6 +193,8 @@ class ModelConfig:
                 value = int(value)  # Also of numpy, which is not imported here.
             elif field.name == "hybrid" and isinstance(value, str):
                 value = ",".join(name.strip() for name in value.split(","))
+            elif field.name in PARTS and callable(value):
+                value = locate(value, field.name)  # The text that stands for it.
             object.__setattr__(self, field.name, value)
 
     def check(self) -> None:
@@ -257,6 +271,12 @@ class ModelConfig:
             if one.memory is not None and not self.is_causal:
                 needed = "mechanisms that pass no memory to the next block"
                 raise expected("hybrid", needed, f"{one.name!r}")
+
+    @property
+    def own_parts(self) -> dict[str, str]:
+        """The settings that name code of the user's own, besides the mechanism."""
+        named = {name: getattr(self, name) for name in PARTS}
+        return {name: value for name, value in named.items() if ":" in value}
 
     @property
     def cls_token(self) -> bool:

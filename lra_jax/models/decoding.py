@@ -21,7 +21,7 @@ from lra_jax.errors import expected
 from lra_jax.models import stream
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.encoder import TransformerEncoder, VectorEncoder, normalise
-from lra_jax.models.inputs import embed_inputs, known_values, position_rows
+from lra_jax.models.inputs import embed_inputs, known_values
 from lra_jax.models.language import CausalLM
 from lra_jax.models.layers import rows_at, take_rows
 from lra_jax.models.padding import order_real_first, reorder
@@ -162,7 +162,7 @@ def _embed(
     x = embed_inputs(encoder.embed, tokens, scaled=config.scale_embeddings)
     first = jnp.zeros_like(tokens[:, 0], jnp.int32)
     position = first if state is None else state.position
-    rows = position_rows(config, encoder.positions, config.max_length)
+    rows = encoder.position_rows(config.max_length)
     if rows is not None:
         places = position[:, None] + jnp.arange(tokens.shape[1])[None]
         # NaN beyond the table, where the position is traced and cannot be checked.

@@ -20,7 +20,6 @@ from lra_jax.models.inputs import (
     embed_inputs,
     make_inputs,
     make_positions,
-    position_rows,
 )
 from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
@@ -32,60 +31,29 @@ from lra_jax.models.layers import (
     at_positions,
     take_rows,
 )
-from lra_jax.models.mlp import Mlp
+from lra_jax.models.mlp import MLPS
 from lra_jax.models.padding import order_real_first, reorder
+from lra_jax.models.parts import make_part
 from lra_jax.models.patches import Merge, any_real
-from lra_jax.models.product_keys import ProductKeyMemory
 from lra_jax.models.remat import recompute
 
 _NORMS = {"layer": LayerNorm, "instance": InstanceNorm, "batch": BatchNorm}
 
 
-class EncoderBlock(nnx.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, each branch with dropout.
+class Block(nnx.Module):
+    """A block of an encoder: an attention, an MLP, and how they are put together.
 
-    With ``post_norm``, ``norm(x + attention(x))``, then ``norm(x + mlp(x))``.
+    A subclass writes the latter, `add_branches`. It is the same for training, for
+    generating text token by token, and where an analysis leaves parts out.
 
     Args:
       attention: the attention of the block.
       mlp: the second part, called as ``mlp(x, mask=..., rngs=...)``; None = nothing.
-      embed_dim: width D.
-      norm: "layer" (LayerNorm), "instance" (`InstanceNorm`) or "batch" (`BatchNorm`).
-      post_norm: see above.
-      dropout: rate on both branches.
-      drop_path: rate at which a branch is left out, for each example.
-      layer_scale: initial value of a factor for each column of the MLP's output
-        (LayerScale, Touvron et al. 2021, arXiv:2103.17239); 0 = none.
-      epsilon: added to the variances of the norms; None = their default.
-      dtype: dtype of the computation; statistics of the norms are float32 or wider.
     """
 
-    def __init__(
-        self,
-        attention: MultiHeadAttention,
-        mlp: nnx.Module | None,
-        embed_dim: int,
-        *,
-        norm: Norm = "layer",
-        post_norm: bool = False,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        layer_scale: float = 0.0,
-        epsilon: float | None = None,
-        dtype: Any = None,
-    ):
-        more = {} if epsilon is None else {"epsilon": epsilon}
-        kind = functools.partial(_NORMS[norm], **more)
-        self.attention_norm = kind(embed_dim, dtype=dtype)
+    def __init__(self, attention: MultiHeadAttention, mlp: nnx.Module | None):
         self.attention = attention
-        self.mlp_norm: Any = None if mlp is None else kind(embed_dim, dtype=dtype)
         self.mlp: Any = mlp
-        self.post_norm = post_norm
-        self.dropout = Dropout(dropout)
-        self.drop_path = DropPath(drop_path)
-        scale = jnp.full((embed_dim,), layer_scale, jnp.float32)
-        has_scale = layer_scale > 0 and mlp is not None
-        self.scale: Any = nnx.Param(scale) if has_scale else None
 
     def __call__(
         self,
@@ -127,9 +95,10 @@ class EncoderBlock(nnx.Module):
         def transform(x: jax.Array) -> jax.Array:
             return self.transform(x, mask, segment_ids, rngs)
 
-        x = self.add_branches(x, attend, transform, rngs, **rows)
-        sow(self, outputs=x)
-        return x, memory
+        out = self.add_branches(x, attend, transform, rngs, **rows)
+        check_shape("the output of block", out, "B T D", *x.shape)
+        sow(self, outputs=out)
+        return out, memory
 
     def add_branches(
         self,
@@ -139,7 +108,86 @@ class EncoderBlock(nnx.Module):
         rngs: nnx.Rngs | None = None,
         **rows: jax.Array | None,
     ) -> jax.Array:
-        """The block, with these two functions as its attention and its MLP."""
+        """The block's output, `[B, T, D]`.
+
+        Args:
+          x: its input, `[B, T, D]`.
+          attend, transform: its attention and its MLP, `[B, T, D]` to `[B, T, D]`; of
+            these, ``transform`` is called only where the block has an MLP.
+          rngs: with a stream "dropout" in training, else None.
+          **rows: ``mask`` and ``segment_ids``, `[B, T]` or None; none in a stream.
+        """
+        raise NotImplementedError
+
+    def transform(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None,
+        segment_ids: jax.Array | None,
+        rngs: nnx.Rngs | None = None,
+    ) -> jax.Array:
+        """Applies the MLP, or the attention in its place, to normalised inputs."""
+        # An attention in the MLP's place also sees the documents; others see positions.
+        attends = isinstance(self.mlp, MultiHeadAttention)
+        more = {"segment_ids": segment_ids} if attends else {}
+        out = self.mlp(x, mask=mask, rngs=rngs, **more)
+        check_shape("the output of mlp", out, "B T D", *x.shape)
+        return out
+
+
+class EncoderBlock(Block):
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, each branch with dropout.
+
+    With ``post_norm``, ``norm(x + attention(x))``, then ``norm(x + mlp(x))``.
+
+    Args:
+      attention, mlp: see `Block`.
+      embed_dim: width D.
+      norm: "layer" (LayerNorm), "instance" (`InstanceNorm`) or "batch" (`BatchNorm`).
+      post_norm: see above.
+      dropout: rate on both branches.
+      drop_path: rate at which a branch is left out, for each example.
+      layer_scale: initial value of a factor for each column of the MLP's output
+        (LayerScale, Touvron et al. 2021, arXiv:2103.17239); 0 = none.
+      epsilon: added to the variances of the norms; None = their default.
+      dtype: dtype of the computation; statistics of the norms are float32 or wider.
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        mlp: nnx.Module | None,
+        embed_dim: int,
+        *,
+        norm: Norm = "layer",
+        post_norm: bool = False,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float = 0.0,
+        epsilon: float | None = None,
+        dtype: Any = None,
+    ):
+        more = {} if epsilon is None else {"epsilon": epsilon}
+        kind = functools.partial(_NORMS[norm], **more)
+        super().__init__(attention, mlp)
+        self.attention_norm = kind(embed_dim, dtype=dtype)
+        self.mlp_norm: Any = None if mlp is None else kind(embed_dim, dtype=dtype)
+        self.post_norm = post_norm
+        self.dropout = Dropout(dropout)
+        self.drop_path = DropPath(drop_path)
+        scale = jnp.full((embed_dim,), layer_scale, jnp.float32)
+        has_scale = layer_scale > 0 and mlp is not None
+        self.scale: Any = nnx.Param(scale) if has_scale else None
+
+    def add_branches(
+        self,
+        x: jax.Array,
+        attend: Callable[[jax.Array], jax.Array],
+        transform: Callable[[jax.Array], jax.Array],
+        rngs: nnx.Rngs | None = None,
+        **rows: jax.Array | None,
+    ) -> jax.Array:
+        """See the base class."""
         parts = [(self.attention_norm, attend)]
         if self.mlp is not None:
             parts += [(self.mlp_norm, lambda x: self.scale_mlp(transform(x)))]
@@ -165,19 +213,6 @@ class EncoderBlock(nnx.Module):
         if after != self.post_norm:
             return x
         return normalise(norm, x, mask, segment_ids, training)
-
-    def transform(
-        self,
-        x: jax.Array,
-        mask: jax.Array | None,
-        segment_ids: jax.Array | None,
-        rngs: nnx.Rngs | None = None,
-    ) -> jax.Array:
-        """Applies the MLP, or the attention in its place, to normalised inputs."""
-        # An attention in the MLP's place also sees the documents; others see positions.
-        attends = isinstance(self.mlp, MultiHeadAttention)
-        more = {"segment_ids": segment_ids} if attends else {}
-        return self.mlp(x, mask=mask, rngs=rngs, **more)
 
     def scale_mlp(self, x: jax.Array) -> jax.Array:
         """Applies LayerScale to outputs of the MLP, if the block has it."""
@@ -390,12 +425,19 @@ class TransformerEncoder(VectorEncoder):
             x = jnp.concatenate([front, x], 1)
             if mask is not None:
                 mask = jnp.concatenate([mask[:, :1], mask], 1)
-        rows = position_rows(config, self.positions, x.shape[1])
+        rows = self.position_rows(x.shape[1])
         if rows is not None and documents is not None:
             x = x + take_rows(rows, documents.position).astype(x.dtype)
         elif rows is not None:
             x = add_positions(x, rows.astype(x.dtype))
         return x, mask
+
+    def position_rows(self, length: int) -> jax.Array | None:
+        """The vectors of the first positions, `[length, D]`; None if not added."""
+        rows = None if self.positions is None else self.positions(length)
+        if rows is not None:
+            check_shape("positions", rows, "T D", length, self.config.embed_dim)
+        return rows
 
     def _check_hidden(self, hidden: jax.Array, tokens: jax.Array) -> None:
         if self.hidden is None:
@@ -420,16 +462,36 @@ class TransformerEncoder(VectorEncoder):
         return packed.documents(segment_ids, tokens, tokens)
 
 
-def make_block(config: ModelConfig, index: int, rngs: nnx.Rngs) -> EncoderBlock:
-    """A block of an encoder, counted from 0."""
+def make_block(config: ModelConfig, index: int, rngs: nnx.Rngs) -> Block:
+    """A block of an encoder, counted from 0.
+
+    Raises:
+      ValueError: see `make_part` and `make_attention`.
+    """
+    attention = make_attention(config, index, rngs)
+    mlp = _make_mlp(config, index, rngs)
+    rate = config.drop_path * index / max(config.num_layers - 1, 1)
+    stage = dataclasses.replace(config.at(index), drop_path=rate)
+    parts = {"residual": _make_residual}
+    made = stage, rngs
+    return make_part("block", config.block, parts, attention, mlp, *made, kind=Block)
+
+
+def _make_residual(
+    attention: MultiHeadAttention,
+    mlp: nnx.Module | None,
+    config: ModelConfig,
+    rngs: nnx.Rngs,
+) -> EncoderBlock:
+    """The block of an encoder that is not a user's own."""
     return EncoderBlock(
-        make_attention(config, index, rngs),
-        _make_mlp(config, index, rngs),
-        config.at(index).embed_dim,
+        attention,
+        mlp,
+        config.embed_dim,
         norm=config.norm,
         post_norm=config.post_norm,
         dropout=config.dropout,
-        drop_path=config.drop_path * index / max(config.num_layers - 1, 1),
+        drop_path=config.drop_path,
         layer_scale=config.layer_scale,
         dtype=config.dtype,
     )
@@ -474,19 +536,11 @@ def make_attention(
 
 def _make_mlp(config: ModelConfig, index: int, rngs: nnx.Rngs) -> nnx.Module | None:
     """The second part of a block."""
-    kind, rate = config.mlp_kind(index), config.mlp_dropout
-    stage = config.at(index)
-    rate = config.dropout if rate is None else rate
-    more: dict[str, Any] = {"dropout": rate, "dtype": config.dtype, "rngs": rngs}
-    if kind == "none":
-        return None
+    kind = config.mlp_kind(index)
     if kind == "attention":  # Two gated units replace one attention and one MLP.
         return make_attention(config, index, rngs)
-    if kind == "product_key":
-        options = parse_options(config.mlp_options, "--model.mlp_options")
-        return ProductKeyMemory(stage.embed_dim, options, **more)
-    sizes = stage.embed_dim, stage.mlp_dim
-    return Mlp(*sizes, gated=kind == "glu", activation=config.activation, **more)
+    options = parse_options(config.mlp_options, "--model.mlp_options")
+    return make_part("mlp", kind, MLPS, config.at(index), rngs, **options)
 
 
 def normalise(

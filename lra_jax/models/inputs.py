@@ -20,6 +20,7 @@ Positions:
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ from lra_jax.models import patches
 from lra_jax.models.adaptive import AdaptiveEmbed
 from lra_jax.models.config import ModelConfig
 from lra_jax.models.layers import Dense, sinusoidal_positions, take_rows
+from lra_jax.models.parts import make_part
 
 _POSITION_STD = 0.02
 
@@ -152,47 +154,69 @@ def _check_integers(name: str, array: jax.Array) -> None:
         raise expected(name, "an integer dtype", array.dtype)
 
 
-def make_positions(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param | nnx.Dict | None:
-    """The parameters of the position table; None if it has none."""
+class Table(nnx.Param):
+    """A learned row for each position."""
 
-    def table(size: int) -> nnx.Param:
-        init = nnx.initializers.normal(_POSITION_STD)
-        shape = size, config.embed_dim
-        return nnx.Param(init(rngs.params(), shape, jnp.float32))
-
-    if config.positions == "learned":
-        return table(config.length)
-    if config.positions == "learned_2d" and config.patch_grid is not None:
-        rows, columns = map(table, config.patch_grid)
-        return nnx.Dict(rows=rows, columns=columns)
-    return None
+    def __call__(self, length: int) -> jax.Array:
+        """The first rows, float32 `[length, D]`."""
+        return self[...][:length]
 
 
-def position_rows(
-    config: ModelConfig, parameters: Any, length: int
-) -> jax.Array | None:
-    """The first rows of the position table, `[length, D]` float32; None if not added.
+class Sinusoids(nnx.Module):
+    """The fixed table."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.size = config.length, config.embed_dim
+
+    def __call__(self, length: int) -> jax.Array:
+        """The first rows, float32 `[length, D]`."""
+        return sinusoidal_positions(*self.size, jnp.float32)[:length]
+
+
+class GridTable(nnx.Module):
+    """A learned vector for each row of an image, plus one for each column.
+
+    A class vector has no place in a grid: its position is a zero vector.
+    """
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        sides = config.patch_grid or (0, 0)
+        self.rows, self.columns = (_table(config, side, rngs) for side in sides)
+        self.cls_token = config.cls_token
+
+    def __call__(self, length: int) -> jax.Array:
+        """All rows, float32 `[length, D]`.
+
+        Raises:
+          ValueError: images of another size than the grid's.
+        """
+        rows, columns = self.rows[...], self.columns[...]
+        pixels = rows.shape[0] * columns.shape[0]
+        if length != pixels + self.cls_token:
+            needed = f"T={pixels}, an image of {rows.shape[0]} x {columns.shape[0]}"
+            raise expected("tokens", needed, f"T={length - self.cls_token}")
+        table = (rows[:, None, :] + columns[None, :, :]).reshape(pixels, -1)
+        return jnp.pad(table, ((int(self.cls_token), 0), (0, 0)))
+
+
+def _table(config: ModelConfig, size: int, rngs: nnx.Rngs) -> Table:
+    init = nnx.initializers.normal(_POSITION_STD)
+    return Table(init(rngs.params(), (size, config.embed_dim), jnp.float32))
+
+
+_POSITIONS: dict[str, Callable[..., Any]] = {
+    "learned": lambda config, rngs: _table(config, config.length, rngs),
+    "learned_2d": GridTable,
+    "sinusoidal": Sinusoids,
+    "rotary": lambda config, rngs: None,
+    "none": lambda config, rngs: None,
+}
+
+
+def make_positions(config: ModelConfig, rngs: nnx.Rngs) -> Any:
+    """What gives the vectors of the first positions; None if none are added.
 
     Raises:
-      ValueError: images of another size than the grid's.
+      ValueError: see `make_part`.
     """
-    match config.positions:
-        case "learned":
-            return parameters[...][:length]
-        case "sinusoidal":
-            size = (config.length, config.embed_dim)
-            return sinusoidal_positions(*size, jnp.float32)[:length]
-        case "learned_2d":
-            return _grid_rows(config.cls_token, parameters, length)
-    return None
-
-
-def _grid_rows(cls_token: bool, parameters: Any, length: int) -> jax.Array:
-    """A class vector has no place in a grid: its position is a zero vector."""
-    rows, columns = parameters["rows"][...], parameters["columns"][...]
-    pixels = rows.shape[0] * columns.shape[0]
-    if length != pixels + cls_token:
-        needed = f"T={pixels}, an image of {rows.shape[0]} x {columns.shape[0]}"
-        raise expected("tokens", needed, f"T={length - cls_token}")
-    table = (rows[:, None, :] + columns[None, :, :]).reshape(pixels, -1)
-    return jnp.pad(table, ((int(cls_token), 0), (0, 0)))
+    return make_part("positions", config.positions, _POSITIONS, config, rngs)

@@ -3,7 +3,7 @@
 ``nnx.capture(model, nnx.Intermediate)(tokens, lengths)`` returns, besides the output, a
 state that holds, at the path of each module, a tuple of values, one per call:
 
-  EncoderBlock        inputs, outputs `[B, T, D]`; mask, segment_ids `[B, T]` or
+  Block               inputs, outputs `[B, T, D]`; mask, segment_ids `[B, T]` or
                       None.
   MultiHeadAttention  queries, keys, values `[B, T, N, H]`; keywords, the other arrays
                       passed to the mechanism: masks, gates, its own parameters.

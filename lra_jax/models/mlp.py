@@ -1,12 +1,15 @@
 """The MLP of a block."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import nnx
 
+from lra_jax.models.config import ModelConfig
 from lra_jax.models.layers import Dense, Dropout
+from lra_jax.models.product_keys import ProductKeyMemory
 
 _ACTIVATIONS = {
     "gelu": jax.nn.gelu,
@@ -64,3 +67,36 @@ class Mlp(nnx.Module):
         else:
             hidden = jax.nn.silu(hidden) * self.gate(x)
         return self.outer(self.dropout(hidden, rngs))
+
+
+def _make_dense(config: ModelConfig, rngs: nnx.Rngs, **_: Any) -> Mlp:
+    return Mlp(
+        config.embed_dim,
+        config.mlp_dim,
+        gated=config.mlp == "glu",
+        activation=config.activation,
+        dropout=_rate(config),
+        dtype=config.dtype,
+        rngs=rngs,
+    )
+
+
+def _make_memory(
+    config: ModelConfig, rngs: nnx.Rngs, **options: Any
+) -> ProductKeyMemory:
+    more: dict[str, Any] = {"dropout": _rate(config), "dtype": config.dtype}
+    return ProductKeyMemory(config.embed_dim, options, **more, rngs=rngs)
+
+
+def _rate(config: ModelConfig) -> float:
+    rate = config.mlp_dropout
+    return config.dropout if rate is None else rate
+
+
+MLPS: dict[str, Callable[..., Any]] = {
+    "dense": _make_dense,
+    "glu": _make_dense,
+    "product_key": _make_memory,
+    "none": lambda config, rngs, **_: None,
+}
+"""By name; see `lra_jax.models.parts`. Only the memory has options."""

@@ -274,8 +274,8 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
 
     Args:
       run_or_file: a run directory, or ``NAME.safetensors``.
-      allow_code: import and call an attention function that the file names as
-        ``package.module:function``. Whoever wrote that file chose the function. For a
+      allow_code: import and call an attention, or another part of the model, that the
+        file names as ``package.module:thing``. Whoever wrote that file chose it. For a
         run directory, the copy in its ``code/`` is imported, unless the module is
         loaded already.
 
@@ -474,11 +474,12 @@ def maker(
     for name in {"pooling", "padding", "interaction"} & rest.keys():
         settings[name] = rest.pop(name)
     dtype = settings["dtype"]
-    for mechanism in (settings["mechanism"], *settings["hybrid"]):
-        if not allow_code and ":" in mechanism:
-            raise expected("allow_code", f"True to import {mechanism!r}", False)
     settings["dtype"] = None if dtype is None else jnp.dtype(dtype)
     config = ModelConfig(**settings)
+    named = (settings["mechanism"], *settings["hybrid"], *config.own_parts.values())
+    for name in named:
+        if not allow_code and ":" in name:
+            raise expected("allow_code", f"True to import {name!r}", False)
     return lambda rngs: kind(**rest, config=config, rngs=rngs)
 
 

@@ -113,7 +113,8 @@ def _several(count: int, noun: str) -> str:
 
 def by_task(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """The groups of each task, with tasks in LRA's order."""
-    tasks = sorted({group.config.task for group in groups}, key=list(TASKS).index)
+    trained = {group.config.task for group in groups}
+    tasks = [name for name in TASKS if name in trained] + sorted(trained - {*TASKS})
     return {task: [g for g in groups if g.config.task == task] for task in tasks}
 
 

@@ -1,5 +1,6 @@
 """Reads run directories, and groups runs that differ only in their seed."""
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Sequence
@@ -123,8 +124,12 @@ class Group:
         return "test_accuracy_last" if self.last_only else "test_accuracy_best"
 
 
-def read_runs(*folders: Path) -> tuple[list[Run], list[str]]:
+def read_runs(*folders: Path, allow_code: bool = False) -> tuple[list[Run], list[str]]:
     """Reads every run directory in some folders, at any depth; each of them once.
+
+    Args:
+      *folders: contain run directories.
+      allow_code: import tasks of the user's own that they name.
 
     Returns:
       The runs, ordered by path within a folder, and one line for each directory that
@@ -138,7 +143,7 @@ def read_runs(*folders: Path) -> tuple[list[Run], list[str]]:
     for folder in folders:
         for place in _find_runs(folder):
             try:
-                run = _read_run(place)
+                run = _read_run(place, allow_code)
                 runs.setdefault(run.folder.resolve(), run)
             except Exception as error:  # Whatever is in one folder, others are read.
                 known = isinstance(error, ValueError)
@@ -218,9 +223,11 @@ def lost_metrics(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _read_run(folder: Path) -> Run:
+def _read_run(folder: Path, allow_code: bool) -> Run:
+    code = own_code.prefer_copies(folder) if allow_code else contextlib.nullcontext()
     try:
-        config = Config.from_dict(read_json(folder / "config.json"))
+        with code:
+            config = Config.from_dict(read_json(folder / "config.json"), allow_code)
         metrics, result = tuple(read_metrics(folder)), read_result(folder)
     except InputError as error:  # The folder is named already.
         raise renamed(error, Path(error.name).name) from None

@@ -16,8 +16,8 @@ from lra_jax.data.buckets import parse_buckets
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.stages import Curriculum, LengthWarmup
 from lra_jax.errors import expected
-from lra_jax.models import Buffer, MultiHeadAttention
-from lra_jax.models.encoder import EncoderBlock, make_block
+from lra_jax.models import Buffer, MultiHeadAttention, TransformerEncoder
+from lra_jax.models.encoder import Block, make_block
 from lra_jax.tasks.base import encoder_config
 from lra_jax.tasks.probes import check_heeds
 from lra_jax.tasks.task import Task
@@ -127,6 +127,8 @@ def check_on_devices(config: Config, task: Task) -> None:
     # All images are of one size, so they have no padding.
     padded = shape is None or config.model.padding == "zeros"
     packs = task.packs_rows or config.data.packing
+    if encoder.own_parts:
+        _trace_encoder(encoder, longest)
     for index, block in _make_blocks(encoder).items():
         layer, length = block.attention, encoder.at(index).num_positions(longest)
         _trace(layer, encoder.dtype, length, padded, packs)
@@ -135,7 +137,22 @@ def check_on_devices(config: Config, task: Task) -> None:
             check_heeds(encoder, index, length, masked, packs)
 
 
-def _make_blocks(encoder: ModelConfig) -> dict[int, EncoderBlock]:
+def _trace_encoder(encoder: ModelConfig, length: int) -> None:
+    """Traces an encoder on two sequences, so that a block, MLP or positions of the
+    user's own that do not fit fail before the data are made."""
+    width = encoder.channels if encoder.channels > 1 else 1
+    has_vectors = encoder.inputs == "vectors" or encoder.channels > 1
+    shape = (2, length, width) if has_vectors else (2, length)
+    dtype = jnp.float32 if encoder.inputs == "vectors" else jnp.int32
+
+    def encode(tokens: jax.Array) -> jax.Array:
+        model = TransformerEncoder(width, config=encoder, rngs=nnx.Rngs(0))
+        return model(tokens, rngs=nnx.Rngs(dropout=0))
+
+    jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, dtype))
+
+
+def _make_blocks(encoder: ModelConfig) -> dict[int, Block]:
     """A block of each kind by its index, without arrays."""
     kinds = {
         (encoder.block_mechanism(index), repr(options), encoder.stage(index)): index

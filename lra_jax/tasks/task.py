@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from lra_jax.data.dataset import SequenceDataset
 
 
+Named = str | Callable[..., Any]
+"""A function, or ``"package.module:function"``, which is imported on first use."""
+
+
+def _find(function: Named) -> Any:
+    return pkgutil.resolve_name(function) if isinstance(function, str) else function
+
+
 def decode_bytes(tokens: "np.ndarray") -> str:
     """Bytes as text; cut or invalid UTF-8 shows as a replacement character."""
     return tokens.tobytes().decode("utf-8", errors="replace")
@@ -40,9 +48,9 @@ def rate_sweeps(
 class Task:
     """Everything about a task.
 
-    Functions that need jax or the data readers are named as
-    ``"package.module:function"`` and imported on first use: command lines read entries,
-    and have to be quick.
+    Functions that need jax or the data readers may be named as
+    ``"package.module:function"`` and are then imported on first use. Those of this
+    package are: command lines read entries, and have to be quick.
 
     Attributes:
       name: as in ``--task``.
@@ -92,13 +100,13 @@ class Task:
     name: str
     data: type[DataConfig]
     presets: Mapping[str, Callable[[str], Config]]
-    reader: str
+    reader: Named
     reader_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    model: str = "lra_jax.tasks.base:make_classifier"
-    objective: str = "lra_jax.tasks.base:classification_loss"
+    model: Named = "lra_jax.tasks.base:make_classifier"
+    objective: Named = "lra_jax.tasks.base:classification_loss"
     can_pack: bool = False
     pairs: bool = False
-    scores: str | None = None
+    scores: Named | None = None
     image_shape: tuple[int, int] | None = None
     per_position: bool = False
     packs_rows: bool = False
@@ -114,10 +122,10 @@ class Task:
     is_official: Callable[[Any, "SequenceDataset"], bool] = lambda data, dataset: False
     floors: tuple[tuple[str, float], ...] = ()
     published: tuple[Published, ...] = ()
-    decoder: str = "lra_jax.tasks.task:decode_bytes"
+    decoder: Named = "lra_jax.tasks.task:decode_bytes"
     words: str | None = None
-    augmentation: str | None = None
-    tree_drawer: str | None = None
+    augmentation: Named | None = None
+    tree_drawer: Named | None = None
 
     def accuracy_of(self, result: Mapping[str, Any]) -> float:
         """The test accuracy of a ``result.json``, for the best checkpoint, in percent;
@@ -142,7 +150,7 @@ class Task:
           OSError: the folder cannot be written, or its disk is full.
         """
         settings = data.reader_arguments
-        read = pkgutil.resolve_name(self.reader)
+        read = _find(self.reader)
         place = {"data_dir": data.dir} if isinstance(data, StoredData) else {}
         try:
             return read(**place, **self.reader_settings, **settings)
@@ -182,12 +190,12 @@ class Task:
     @property
     def make_model(self) -> Callable[..., Any]:
         """``(config, dataset, rngs) -> nnx.Module``."""
-        return pkgutil.resolve_name(self.model)
+        return _find(self.model)
 
     @property
     def loss(self) -> Callable[..., dict[str, Any]]:
         """``(model, batch, rngs) -> sums``."""
-        return pkgutil.resolve_name(self.objective)
+        return _find(self.objective)
 
     def training_loss(self, train: TrainConfig) -> Callable[..., dict[str, Any]]:
         """The same, for training: with its label smoothing.
@@ -210,12 +218,12 @@ class Task:
         most tasks have none."""
         if self.scores is None:
             return {}
-        return pkgutil.resolve_name(self.scores)(dataset, split, loss, model)
+        return _find(self.scores)(dataset, split, loss, model)
 
     @property
     def decode(self) -> Callable[["np.ndarray"], str]:
         """``(tokens) -> str``."""
-        return pkgutil.resolve_name(self.decoder)
+        return _find(self.decoder)
 
     def raw(self, max_length: int) -> dict[str, Any]:
         """How a raw example becomes tokens, for `lra_jax.models.save`.
@@ -239,13 +247,13 @@ class Task:
         """The augmentation of each training example; None = no augmentation."""
         if self.augmentation is None or not data.augments:
             return None
-        return pkgutil.resolve_name(self.augmentation)
+        return _find(self.augmentation)
 
     @property
     def tree(self) -> Callable[["np.ndarray"], Any] | None:
         """``(tokens) -> Tree``; None if sequences are not nested."""
         drawer = self.tree_drawer
-        return None if drawer is None else pkgutil.resolve_name(drawer)
+        return None if drawer is None else _find(drawer)
 
     def published_beside(self, config: Config) -> tuple[Published, ...]:
         """The published rows of a run's mechanism, if it follows their protocol."""

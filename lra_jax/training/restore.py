@@ -62,22 +62,21 @@ def open_run(workdir: str, allow_code: bool) -> Trainer:
 
     Args:
       workdir: the run directory.
-      allow_code: import and call an attention function that ``config.json`` names as
-        ``package.module:function``. Whoever wrote that file chose the function.
+      allow_code: import and call code that ``config.json`` names, as
+        ``package.module:function``. Whoever wrote that file chose it.
 
     Raises:
       ValueError: it is not a run directory, its settings are invalid, it names a
         function that is not allowed, or its data have changed.
     """
     folder = expand_home(workdir, "workdir")
-    config, fingerprint = read_config(folder)
-    if ":" in config.attention and not allow_code:
-        needed = (
-            f"True to import {config.attention!r}, the attention that "
-            f"{folder / 'config.json'} names"
-        )
-        raise expected("--allow-code", needed, False)
     with own_code.prefer_copies(folder) if allow_code else contextlib.nullcontext():
+        config, fingerprint = read_config(folder, allow_code)
+        for flag, name in config.own_parts.items() if not allow_code else ():
+            part = "attention" if flag == "--attention" else flag
+            needed = f"True to import {name!r}, the {part} that "
+            needed += f"{folder / 'config.json'} names"
+            raise expected("--allow-code", needed, False)
         if jax.device_count() % config.train.seq_devices:
             # The same scores; how sequences were split depends on the machine.
             config = config.replace(train={"seq_devices": 1})

@@ -173,7 +173,7 @@ class Session:
         workdirs.open_workdir(
             self.workdir, self.config, fingerprint, started_from=",".join(digests)
         )
-        own_code.keep(self.workdir, self.config.attention, hosts.is_writer())
+        own_code.keep(self.workdir, self.config.own_parts, hosts.is_writer())
 
     @property
     def _has_config(self) -> bool:

@@ -163,8 +163,12 @@ def other_data(workdir: Path, then: str, now: str) -> ValueError:
     return expected("--workdir", requirement, f"{workdir} on other data, {then}")
 
 
-def read_config(workdir: Path) -> tuple[Config, str]:
+def read_config(workdir: Path, allow_code: bool = False) -> tuple[Config, str]:
     """The config and the data fingerprint of a run directory.
+
+    Args:
+      workdir: the directory.
+      allow_code: import a task of the user's own that the config names.
 
     Raises:
       ValueError: there is no readable ``config.json``.
@@ -175,8 +179,10 @@ def read_config(workdir: Path) -> tuple[Config, str]:
         raise expected("--workdir", "a run directory", got)
     values = read_json(path, "the config of a run")
     try:
-        return Config.from_dict(values), values["data_fingerprint"]
+        return Config.from_dict(values, allow_code), values["data_fingerprint"]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if getattr(error, "name", "") == "--allow-code":
+            raise
         got = f"{type(error).__name__}: {error}"
         raise expected(str(path), "the config of a run", got) from error
 

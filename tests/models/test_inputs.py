@@ -19,7 +19,7 @@ from lra_jax.models import (
     MultiHeadAttention,
     SequenceClassifier,
 )
-from lra_jax.models.inputs import embed_inputs, make_positions, position_rows
+from lra_jax.models.inputs import embed_inputs, make_positions
 from lra_jax.models.layers import rotate
 
 SETTINGS = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 12, "max_length": 12}
@@ -82,10 +82,10 @@ def test_positions_of_a_grid_are_a_row_and_a_column():
     config = ModelConfig(
         positions="learned_2d", embed_dim=8, grid=(3, 4), pooling="cls"
     )
-    parameters: Any = make_positions(config, nnx.Rngs(0))
-    rows, columns = (np.asarray(parameters[n][...]) for n in ("rows", "columns"))
+    positions: Any = make_positions(config, nnx.Rngs(0))
+    rows, columns = (np.asarray(x[...]) for x in (positions.rows, positions.columns))
     assert rows.shape == (3, 8) and columns.shape == (4, 8)
-    got = np.asarray(position_rows(config, parameters, 13))
+    got = np.asarray(positions(13))
     assert not got[0].any()
     for place in range(12):
         expected = rows[place // 4] + columns[place % 4]
@@ -97,7 +97,7 @@ def test_a_grid_knows_both_directions(pooling):
     model = classifier(positions="learned_2d", grid=(3, 4), pooling=pooling)
     encoder: Any = model.encoder
     for name in ("rows", "columns"):
-        encoder.positions[name][...] *= 50
+        getattr(encoder.positions, name)[...] *= 50
     image = pixels().reshape(2, 3, 4)
     plain = out(model, pixels())
     for turned in (image[:, ::-1], image[:, :, ::-1]):
