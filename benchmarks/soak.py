@@ -9,6 +9,12 @@ Parameters, optimiser, metric sums, position in the data, metrics and result at 
 must equal those of an undisturbed run, bit for bit. Stops are SIGINT and SIGTERM in the
 same phases: the run must end with their exit code and one line. The log lists each of
 them.
+
+    python benchmarks/soak.py --kills=0 --stops=0 --pairs=4 --out=results/pairs.json
+
+Starts two language models at a time, each of which is scored on two splits, as many
+times for 2, 4 and 8 CPU devices. XLA ends a process whose programs wait for each other
+for 40 seconds.
 """
 
 import contextlib
@@ -246,6 +252,33 @@ def disturb(
     return rows
 
 
+def train_pairs(folder: Path, pairs: int) -> list[dict[str, float]]:
+    """Exit codes and seconds of language models trained two at a time."""
+    job = ("--task=lm", "--train.steps=5", "--train.warmup=1", "--train.batch_size=8")
+    rows = []
+    for number, devices in ((n, d) for n in range(pairs) for d in (2, 4, 8)):
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "LRA_JAX_CPU_DEVICES": f"{devices}",
+            "PYTHONPATH": str(ROOT),
+        }
+        places = [folder / f"pair{number}-{devices}-{which}" for which in "ab"]
+        start = time.monotonic()
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "lra_jax.train", *job, f"--workdir={place}"],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+            )
+            for place in places
+        ]
+        for process in processes:
+            row = {"devices": devices, "code": process.wait(timeout=LIMIT)}
+            rows.append(row | {"seconds": round(time.monotonic() - start, 1)})
+            print(rows[-1], flush=True)
+    return rows
+
+
 def soak(folder: Path, kills: int, stops: int, rng: random.Random) -> dict[str, Any]:
     """Disturbs runs until there are enough kills and stops; the log of all, and how
     each run differs from an undisturbed one."""
@@ -277,12 +310,18 @@ def soak(folder: Path, kills: int, stops: int, rng: random.Random) -> dict[str, 
 
 def main() -> None:
     """The command line."""
-    options = flags(__doc__, kills=50, stops=14, seed=0).parse_args()
-    os.environ |= ENVIRONMENT
+    options = flags(__doc__, kills=50, stops=14, pairs=0, seed=0).parse_args()
+    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="soak") as folder:
-        rng = random.Random(options.seed)
-        report = soak(Path(folder), options.kills, options.stops, rng)
-    print({name: value for name, value in report.items() if name != "log"})
+        if options.pairs:
+            rows = train_pairs(Path(folder), options.pairs)
+            good = sum(row["code"] == 0 for row in rows)
+            report |= {"paired": len(rows), "paired_good": good, "pairs": rows}
+        if options.kills or options.stops:
+            os.environ |= ENVIRONMENT
+            rng = random.Random(options.seed)
+            report |= soak(Path(folder), options.kills, options.stops, rng)
+    print({name: x for name, x in report.items() if name not in ("log", "pairs")})
     write(options.out, origin() | report)
 
 
