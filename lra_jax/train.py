@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from lra_jax import cli, progress, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from lra_jax.errors import a_thing, expected
+from lra_jax.errors import a_thing, expected, on_one_line
 
 _PROG = "python -m lra_jax.train"
 _DESCRIPTION = "Trains a model and scores it; data not there yet are prepared first."
@@ -114,8 +114,10 @@ def _together(command: str) -> Iterator[None]:
 
 
 def _draw(session: Any) -> None:
-    """Draws the curves of a finished run in its directory, if missing or outdated."""
-    from lra_jax.reports import curves
+    """Draws the curves of a finished run in its directory, if missing or outdated.
+
+    Without a picture, as with an unknown MPLBACKEND, the run is as good.
+    """
     from lra_jax.training import hosts
 
     config, file = session.config, session.workdir / "curves.png"
@@ -124,8 +126,14 @@ def _draw(session: Any) -> None:
     ended = (session.workdir / "result.json").stat().st_mtime
     if not file.exists() or file.stat().st_mtime < ended:
         title = f"{config.mixers} on {config.task}, preset {config.preset}"
-        if curves.draw_run(session.workdir, title, session.dataset.metric):
-            session.console.line(f"curves in {file}")
+        try:
+            from lra_jax.reports import curves
+
+            drawn = curves.draw_run(session.workdir, title, session.dataset.metric)
+        except Exception as error:
+            session.console.line(f"no curves: {on_one_line(error)}")
+        else:
+            session.console.line(f"curves in {file}" if drawn else "no curves")
 
 
 def _leave(message: str) -> NoReturn:
