@@ -14,7 +14,7 @@ held out; returns are those of gymnasium's v5 environments, not of D4RL's.
   arXiv:2202.06258): softmax 104.0, linear 107.2, cosformer 98.1, performer 93.5, flow
   109.9, behaviour cloning 52.5.
 quick (default): our pendulum; 2 blocks, 64 wide, 4 heads; windows of whole episodes, so
-that a stream sees just what it was trained on; AdamW at 3e-3 with a cosine, 600 steps
+that a stream sees just what it was trained on; AdamW at 3e-3 with a cosine, 400 steps
 of 16 windows.
   Command: python -m lra_jax.train --task=control --attention=flow
 """
@@ -80,10 +80,10 @@ PRESETS = families.presets(
     "control",
     quick=families.Preset(
         train=TrainConfig(
-            steps=600,
+            steps=400,
             batch_size=16,
             learning_rate=3e-3,
-            warmup=60,
+            warmup=50,
             weight_decay=0.01,
             eval_every=100,
         ),
