@@ -9,7 +9,7 @@ from flax import nnx
 from lra_jax import models
 from lra_jax.attention import MECHANISMS
 
-from .mechanisms import LENGTH, assert_close, fast_jit, run
+from .mechanisms import LENGTH, assert_close, fast_jit
 
 HEADS, WIDTH = 2, 4
 FORMS = [
@@ -21,7 +21,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
 def test_export(name: str, is_causal: bool) -> None:
-    """Function and layer, padded and packed, for batches of 2 and of 3."""
+    """A layer, padded and packed; the batch that it is called with is another one."""
     layer = models.MultiHeadAttention(
         num_heads=HEADS,
         in_features=HEADS * WIDTH,
@@ -30,13 +30,10 @@ def test_export(name: str, is_causal: bool) -> None:
         is_causal=is_causal,
         rngs=nnx.Rngs(0),
     )
-    form = {"is_causal": True} if is_causal else {}
 
     def call(x, mask, documents):
-        heads = x.reshape(x.shape[0], LENGTH, HEADS, WIDTH)
         packed = layer(x, segment_ids=documents)
         return (
-            run(name)(heads, heads, heads, **form),
             jnp.where(mask[..., None], layer(x, mask=mask), 0),
             jnp.where((documents > 0)[..., None], packed, 0),
         )
@@ -50,6 +47,5 @@ def test_export(name: str, is_causal: bool) -> None:
     shapes = [jax.ShapeDtypeStruct((batch, *a.shape[1:]), a.dtype) for a in arrays]
     exported = jax.export.export(jax.jit(call))(*shapes)
     direct = fast_jit(call)(*arrays)
-    for size in (2, 3):
-        out = fast_jit(exported.call)(*(a[:size] for a in arrays))
-        assert_close(list(out), [a[:size] for a in direct], 1e-4)
+    out = fast_jit(exported.call)(*(a[:2] for a in arrays))
+    assert_close(list(out), [a[:2] for a in direct], 1e-4)

@@ -359,7 +359,9 @@ def _slopes_of_samples(name: str, implementation: str, **more: Any) -> Any:
     return jax.grad(loss)
 
 
-@pytest.mark.parametrize(("name", "is_causal"), OWN)
+@pytest.mark.parametrize(
+    ("name", "is_causal"), [x for x in OWN if x[1] or x[0] in ("linear", "flow")]
+)
 def test_transformations(name: str, is_causal: bool) -> None:
     pairs = [np.stack(x) for x in zip(inputs(9), inputs(10), strict=True)]
     slopes = [

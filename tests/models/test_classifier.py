@@ -108,17 +108,6 @@ def test_positions_tell_the_order(positions):
         np.testing.assert_allclose(logits(model, x), reversed_, atol=1e-5)
 
 
-def test_half_precision():
-    model = classifier(dtype=jnp.bfloat16, pooling="cls")
-    state = nnx.state(model)
-    assert {x.dtype for x in jax.tree.leaves(state)} == {jnp.dtype("float32")}
-    assert encode(model, tokens(), LENGTHS).dtype == jnp.bfloat16
-    out = logits(model, tokens(), LENGTHS)
-    assert out.dtype == np.float32
-    exact = logits(classifier(pooling="cls"), tokens(), LENGTHS)
-    np.testing.assert_allclose(out, exact, atol=0.1 * np.abs(exact).max())
-
-
 def test_dropout_needs_keys_and_follows_them():
     model, x = classifier(dropout=0.5), tokens()
     plain, again = logits(model, x, LENGTHS), logits(model, x, LENGTHS)
@@ -134,7 +123,7 @@ def test_dropout_needs_keys_and_follows_them():
     )
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", ["softmax", "performer", "gla"])
 def test_all_state_is_parameters_and_buffers(mechanism):
     model = classifier(mechanism, pooling="cls")
     kinds = {type(v) for _, v in nnx.to_flat_state(nnx.state(model))}

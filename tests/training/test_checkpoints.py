@@ -28,7 +28,6 @@ from run_helpers import (
 
 from lra_jax import seals
 from lra_jax.training.checkpoints import Checkpoints, Progress, check_space
-from lra_jax.training.session import Session
 
 
 def test_only_messages_of_orbax_are_dropped(tmp_path, caplog):
@@ -248,28 +247,6 @@ def test_a_changed_setting_is_not_scored(shapes, copied):
 orbax_leaves_tasks = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-
-
-@orbax_leaves_tasks
-def test_a_damaged_checkpoint_is_set_aside(finished, tmp_path, caplog):
-    """The run goes back to the one before, and ends as it did."""
-    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
-    (workdir / "result.json").unlink()
-    newest = workdir / "checkpoints" / "latest" / str(STEPS)
-    helpers.damage(newest / "state/manifest.ocdbt", "cut")
-    (newest / seals.NAME).unlink()
-    config = finished.config.replace(workdir=str(workdir))
-    with Session(config, quiet=True) as session:
-        result = session.run()
-    ours = [record for record in caplog.records if record.name.startswith("lra_jax")]
-    (line,) = [record.getMessage() for record in ours]
-    assert line.startswith(f"{newest}: expected a whole checkpoint, got ")
-    assert line.endswith("; going back to step 30") and "\n" not in line
-    helpers.assert_equal_trees(session.trainer.state, finished.trainer.state)
-    assert result.test_loss_last == finished.result.test_loss_last
-    assert without_times(workdir) == without_times(finished.workdir)
-    (aside,) = (workdir / "checkpoints" / "damaged").iterdir()
-    assert aside.name.startswith(f"{STEPS}-")
 
 
 @orbax_leaves_tasks

@@ -17,12 +17,8 @@ def _seconds(facts: dict[str, str]) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("parts", [1, 2], ids=["whole", "split sequences"])
-def test_a_dry_run_says_all_and_leaves_nothing(
-    data_dir, tmp_path, capsys, parts
-) -> None:
-    settings = {"train": {"seq_devices": parts}, "model": {"pooling": "mean"}}
-    config = helpers.tiny(data_dir, tmp_path / "run", **settings)
+def test_a_dry_run_says_all_and_leaves_nothing(data_dir, tmp_path, capsys) -> None:
+    config = helpers.tiny(data_dir, tmp_path / "run")
     train.main([*helpers.flags(config), "--dry-run=True"])
     said = capsys.readouterr().out
     assert re.search(r"compiling for batches of 8 x (32|60) \.\.\.\n", said)

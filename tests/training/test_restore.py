@@ -14,15 +14,6 @@ from lra_jax.training.restore import load_run
 from lra_jax.training.session import Session
 
 
-def test_a_run_predicts_raw_expressions(finished, dataset) -> None:
-    saved = models.load(finished.workdir)
-    assert saved.about["step"] == finished.result.best_step
-    texts = [listops.decode(x["tokens"]) for x in dataset.source("test")]
-    predictions = saved.predict(texts, batch_size=15)
-    accuracy = 100 * np.mean(predictions.labels == dataset.labels("test"))
-    assert accuracy == pytest.approx(finished.result.test_accuracy_best)
-
-
 def test_evaluate_writes_predictions_and_a_model(finished, dataset, tmp_path) -> None:
     file, lines = tmp_path / "new" / "last.safetensors", tmp_path / "lines.jsonl"
     config = evaluate.EvaluateConfig(

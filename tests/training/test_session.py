@@ -107,19 +107,6 @@ def test_a_finished_run_needs_no_checkpoints(finished, tmp_path, monkeypatch):
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_the_default_directory_is_named_after_the_settings(
-    data_dir, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    plain = sessions.default_workdir(helpers.tiny(data_dir))
-    assert plain.parts[0] == "runs"
-    assert plain.name.startswith("listops-cosformer-compact-seed0-")
-    assert plain != sessions.default_workdir(
-        helpers.tiny(data_dir, model={"dropout": 0.2})
-    )
-    assert sessions.default_workdir(helpers.tiny(data_dir, tmp_path)) == tmp_path
-
-
 def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
     """Bit for bit; and the shorter one stays what it was until then."""
     whole = constant(data_dir, tmp_path / "whole", 12)

@@ -112,12 +112,6 @@ def test_seeds(finished, dataset, data_dir, tmp_path):
         state.checkpoints.close()
 
 
-def test_model_shorter_than_the_data(data_dir, dataset, tmp_path):
-    config = helpers.tiny(data_dir, model={"max_length": 59})
-    with pytest.raises(ValueError, match=r"max_length: .* at least 60, .* got 59"):
-        trainer(config, dataset, tmp_path)
-
-
 def test_batch_norms_keep_running_means(dataset, data_dir, tmp_path, monkeypatch):
     """One device gives those of two, whose batch is one; a resumed run goes on."""
     # Gradients that a batch norm cancels are rounding, which Adam would blow up.

@@ -7,16 +7,8 @@ import helpers
 import pytest
 from run_helpers import BOUNDLESS, constant, main, restored
 
-from lra_jax import train
 from lra_jax.training import workdir as workdirs
-from lra_jax.training.session import Session
-from lra_jax.training.workdir import exclusive, open_workdir, read_config
-
-
-def test_config_file(finished):
-    config, fingerprint = read_config(finished.workdir)
-    assert config == finished.config
-    assert fingerprint == finished.dataset.fingerprint
+from lra_jax.training.workdir import exclusive, open_workdir
 
 
 @pytest.mark.parametrize("how", helpers.DAMAGE)
@@ -52,22 +44,6 @@ def test_another_config_in_the_same_directory(finished, capsys):
     err = capsys.readouterr().err
     helpers.assert_one_error(code, err, 2, *named)
     assert "steps" not in err
-
-
-def test_other_data_in_the_same_directory(finished, data_dir, tmp_path):
-    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
-    values = json.loads((workdir / "config.json").read_text())
-    values["data_fingerprint"] = "00"
-    (workdir / "config.json").write_text(json.dumps(values))
-    session = Session(helpers.tiny(data_dir, workdir), quiet=True)
-    with pytest.raises(ValueError, match=r"on other data, 00$"), session:
-        pass
-
-
-def test_settings_without_effect_may_change(finished, tmp_path):
-    moved = shutil.copytree(finished.workdir, tmp_path / "run")
-    config = finished.config.replace(workdir=str(moved), data={"processes": 2})
-    assert train.run(config, quiet=True) == finished.result.to_dict()
 
 
 def test_two_processes_in_one_directory(data_dir, tmp_path, capsys):

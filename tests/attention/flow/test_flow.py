@@ -24,7 +24,6 @@ from ..mechanisms import (
     jitted,
     pulled_back,
     run,
-    steps,
 )
 
 # Scattered, and on the left.
@@ -166,20 +165,6 @@ def test_output_weights_and_terms(form: str, options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(terms.competition, ones)
     if not options.get("allocation", True):
         assert (np.asarray(terms.allocation) == 1).all()
-
-
-@pytest.mark.parametrize("options", [*WITHOUT, {"clip": 0.4, "eps": 1e-2}], ids=str)
-def test_options_reach_the_stream(options: dict[str, Any]) -> None:
-    q, k, v = inputs(3)
-
-    @fast_jit
-    def streamed(q, k, v):
-        first = (x[:, :3] for x in (q, k, v))
-        out, state = attention.flow_prefill(*first, chunking=SMALL, **options)
-        rest = [x[:, 3:] for x in (q, k, v)]
-        return jnp.concatenate([out, steps("flow", state, *rest, **options)[0]], 1)
-
-    assert_close(streamed(q, k, v), causal_formula(q, k, v, **options))
 
 
 @pytest.mark.parametrize("options", [{}, *WITHOUT, {"competition_axis": "heads"}])

@@ -11,29 +11,16 @@ import pytest
 from lra_jax import attention
 from lra_jax.attention.gated_units import gated
 
-from ..mechanisms import MASK, assert_close, fast_jit, inputs, keywords
+from ..mechanisms import inputs, keywords
 from . import units
 
 # And how many queries and keys they make of one projection.
 UNITS = {"gau": 2, "flash": 4}
-OPTIONS = {
-    "gau": {"activation": "laplace", "rotate": True, "length": 5},
-    "flash": {"activation": "laplace", "rotate": False, "length": 5, "chunk": 2},
-}
 
 
 def function(name: str, **more: Any):
     options = keywords(name, 2, 4) | more
     return functools.partial(getattr(attention, f"{name}_attention"), **options)
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("name", UNITS)
-def test_options(name: str, causal: bool) -> None:
-    q, k, v = inputs(1, 3, key_heads=1, value_dim=3)
-    got = fast_jit(function(name, is_causal=causal, **OPTIONS[name]))(q, k, v, MASK)
-    options = keywords(name, 2, 4) | OPTIONS[name]
-    assert_close(got, getattr(units, name)(q, k, v, MASK, causal, **options))
 
 
 def test_buckets_of_distances() -> None:

@@ -147,18 +147,3 @@ def test_the_ablations_of_the_paper(name: str, is_causal: bool, reweight: bool) 
     scale = max(1.0, float(np.abs(expected).max()))
     assert_close(matrix / scale, expected / scale)
     assert_close(out / scale, np.einsum("bnts,bsnh->btnh", expected, v) / scale)
-
-
-@pytest.mark.parametrize("reweight", [True, False], ids=["cosine", "plain"])
-def test_a_stream_of_another_feature_map(reweight: bool) -> None:
-    q, k, v = inputs(32)
-    options = {"feature_map": "elu", "reweight": reweight}
-    state = attention.cosformer_init(2, 2, 4, max_length=7, **options)
-    assert state.sums.total.shape == (2, 2, 8 if reweight else 4)
-    outputs = []
-    for place in range(7):
-        one = (x[:, place] for x in (q, k, v))
-        out, state = attention.cosformer_step(state, *one, **options)
-        outputs.append(out)
-    whole = attention.cosformer_attention(q, k, v, is_causal=True, **options)
-    assert_close(np.stack(outputs, 1), whole)

@@ -302,39 +302,6 @@ def test_scale_and_pairs() -> None:
         assert_close(got, expected)
 
 
-STREAMED = [{"kernel": "relu", "feature_eps": 1e-2}, {"hyperbolic": True, "scale": 0.4}]
-
-
-@pytest.mark.parametrize("options", STREAMED, ids=str)
-def test_options_reach_the_stream(options: dict) -> None:
-    arrays = inputs(11)
-    needed = {"kernel", "hyperbolic"} & options.keys()
-    start = attention.performer_init(
-        2, 2, 4, projection=W, **{name: options[name] for name in needed}
-    )
-
-    @fast_jit
-    def both(arrays):
-        def step(state, position):
-            out, state = attention.performer_step(state, *position, W, **options)
-            return state, out
-
-        first = (x[:, :3] for x in arrays)
-        prompt, state = attention.performer_prefill(*first, W, **options)
-        rest = [jnp.swapaxes(x[:, 3:], 0, 1) for x in arrays]
-        state, out = jax.lax.scan(step, state, rest)
-        out = jnp.concatenate([prompt, jnp.swapaxes(out, 0, 1)], 1)
-        everything = [jnp.swapaxes(x, 0, 1) for x in arrays]
-        single, _ = jax.lax.scan(step, start, everything)
-        whole = attention.performer_attention(*arrays, W, is_causal=True, **options)
-        return out, whole, jax.tree.map(jnp.subtract, single, state)
-
-    out, whole, difference = both(arrays)
-    assert_close(out, whole)
-    for array in jax.tree.leaves(difference):
-        assert np.abs(np.asarray(array)).max() < 1e-4
-
-
 def test_a_state_of_another_width() -> None:
     arrays = [x[:, 0] for x in inputs(13)]
     state = attention.performer_init(2, 2, 4, projection=W)

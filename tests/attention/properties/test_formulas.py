@@ -57,6 +57,34 @@ def test_masks_grouped_heads_and_another_value_width(name: str, form: str) -> No
         assert not got[2, :2].any()
 
 
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("norm", {"norm": "layer", "eps": 1e-2}),
+    ("norm", {"norm": "layer", "per_head": True}),
+    ("norm", {"norm": "rms", "per_head": True, "eps": 1e-2}),
+    # No decay at all, and so much that a position sees itself alone.
+    ("retention", {"slopes": (0.0, 120.0), "norm": None}),
+    ("retention", {"rotate": False, "norm": "rms", "eps": 1e-3}),
+    ("lightning", {"slopes": (0.0, 120.0), "norm": "rms"}),
+    ("lightning", {"norm": "layer", "eps": 1e-3}),
+    ("gau", {"activation": "laplace", "rotate": True, "length": 5}),
+    ("flash", {"activation": "laplace", "rotate": False, "length": 5, "chunk": 2}),
+    ("sinkhorn", {"block": 2, "iterations": 0}),
+    ("sinkhorn", {"block": 2, "iterations": 3, "temperature": 0.2}),
+]
+OPTIONS_OF_FORMS = [
+    (name, form, options)
+    for name, options in OPTIONS
+    for form in ("full", "causal")[: 1 + (name in CAUSAL)]
+]
+
+
+@pytest.mark.parametrize(("name", "form", "options"), OPTIONS_OF_FORMS)
+def test_options(name: str, form: str, options: dict[str, Any]) -> None:
+    q, k, v = inputs(4, batch=4, value_dim=3)
+    got = fast_jit(run(name, form, **options))(q, k, v, FOUR_ROWS)
+    assert_close(got, formula(name, form)(q, k, v, FOUR_ROWS, **options))
+
+
 @pytest.mark.parametrize("name", CROSS)
 def test_more_queries_than_keys(name: str) -> None:
     arrays = inputs(2, query_length=9)
@@ -191,7 +219,7 @@ def _odd_shapes(draw) -> tuple[dict[str, int], np.ndarray]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=4, deadline=None, derandomize=True, database=None)
+@settings(max_examples=3, deadline=None, derandomize=True, database=None)
 @given(drawn=_odd_shapes())
 def test_odd_shapes(name: str, drawn) -> None:
     shape, mask = drawn

@@ -16,7 +16,6 @@ from ..mechanisms import (
     ALL_FORMS,
     CAUSAL,
     NAMES,
-    SMALL,
     STREAMS,
     assert_close,
     assert_rejects,
@@ -46,8 +45,7 @@ IDS = np.array(
 BATCH, LENGTH = IDS.shape
 # All of ours; a mechanism from outside need not take documents.
 PACKED = tuple(name for name in NAMES if takes(name, "segment_ids"))
-CHUNKINGS = [Chunking(3, 6), Chunking(5, 5, "parallel")]
-MORE_CHUNKINGS = [Chunking(1, 2), Chunking(4, 4), Chunking(64)]
+CHUNKINGS = [Chunking(3, 6), Chunking(5, 5, "parallel"), Chunking(1, 2), Chunking(64)]
 # Options that other formulas belong to.
 OPTIONS = [
     *itertools.product(["cosformer"], [{"reweight": False}], [False, True]),
@@ -130,14 +128,9 @@ def test_a_packed_row_is_each_document_alone(name: str) -> None:
     _check(name, False)
 
 
-# Those that are not cut have one case.
-CUTS = [
-    (name, chunking)
-    for name in PACKED
-    if name in CAUSAL
-    for chunking in (CHUNKINGS if cuts(name, SMALL) else CHUNKINGS[:1])
-]
-CUTS += itertools.product(["linear", "softmax"], MORE_CHUNKINGS)
+# All cuts of one that has the common engine, and of softmax.
+CUTS = [(name, CHUNKINGS[0]) for name in PACKED if name in CAUSAL]
+CUTS += itertools.product(["linear", "softmax"], CHUNKINGS[1:])
 
 
 @pytest.mark.parametrize(("name", "chunking"), CUTS)

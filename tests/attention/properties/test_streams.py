@@ -1,12 +1,15 @@
 """Decoding: position by position, prompts in one pass, and states that do not grow."""
 
 import functools
+import inspect
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from lra_jax import attention
 
 from ..mechanisms import (
     STREAMS,
@@ -58,6 +61,44 @@ def test_a_prompt_and_steps_are_both(name: str) -> None:
 
     whole = fast_jit(functools.partial(prefill, name))(*arrays)
     assert_close(parts(arrays), whole)
+
+
+def _wide(x):
+    return jnp.concatenate([jax.nn.relu(x), jax.nn.relu(-x)], -1)
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("linear", {"feature_map": _wide, "eps": 0.1}),
+    ("cosformer", {"feature_map": "elu"}),
+    ("cosformer", {"feature_map": "elu", "reweight": False}),
+    ("flow", {"competition": False}),
+    ("flow", {"allocation": False}),
+    ("flow", {"feature_map": _wide, "clip": 0.4, "eps": 1e-2}),
+    ("norm", {"norm": "layer", "per_head": True, "eps": 0.1, "feature_map": "relu"}),
+    ("performer", {"kernel": "relu", "feature_eps": 1e-2}),
+    ("performer", {"hyperbolic": True, "scale": 0.4}),
+    ("retention", {"rotate": False, "norm": "rms"}),
+    ("lightning", {"feature_map": "silu", "norm": "rms"}),
+    ("delta", {"beta_range": 2.0}),
+    ("gated_delta", {"beta_range": 2.0, "norm": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_options_reach_the_stream(name: str, options: dict[str, Any]) -> None:
+    """After a prompt, and from the first position."""
+    known = inspect.signature(getattr(attention, f"{name}_init")).parameters
+    of_init = {option: x for option, x in options.items() if option in known}
+
+    @fast_jit
+    def each(arrays):
+        first, state = prefill(name, *(x[:, :3] for x in arrays), **options)
+        rest, _ = steps(name, state, *(x[:, 3:] for x in arrays), **options)
+        every, _ = steps(name, init(name, 2, 2, 4, **of_init), *arrays, **options)
+        whole = run(name, "causal", **options)(*arrays)
+        return (jnp.concatenate([first, rest], 1), every), (whole, whole)
+
+    assert_close(*each(inputs(2)))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

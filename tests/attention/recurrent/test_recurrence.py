@@ -176,27 +176,6 @@ def test_the_inverse_and_its_derivative(size: int) -> None:
         assert_close(*both(lower, slopes), 1e-9)
 
 
-@pytest.mark.parametrize("name", ["delta", "gated_delta"])
-def test_a_share_of_two_turns_the_state_round(name: str) -> None:
-    """An empty value under the key of the first: its sign tells odd from even."""
-    key = np.ones((1, 9, 1, 4), "float32")
-    value = np.zeros((1, 9, 1, 1), "float32")
-    value[:, 0] = 1
-    beta = np.ones((1, 9, 1), "float32")
-    options = {"beta_range": 2.0, "norm": None}
-    call = getattr(attention, f"{name}_attention")
-    out = call(key, key, value, is_causal=True, beta=beta, **options)
-    signs = np.where(np.arange(9) % 2, -2, 2).astype("float32")
-    assert_close(np.asarray(out)[0, :, 0, 0], signs, 1e-5)
-    state = getattr(attention, f"{name}_init")(1, 1, 4, 1, **options)
-    for t in range(3):
-        step = getattr(attention, f"{name}_step")
-        row, state = step(
-            state, key[:, t], key[:, t], value[:, t], beta=beta[:, t], **options
-        )
-        assert_close(row[0, 0, 0], signs[t], 1e-5)
-
-
 @pytest.mark.parametrize("name", ["gla", "gated_delta"])
 def test_the_output_gate_multiplies(name: str) -> None:
     q, k, v = inputs(4)

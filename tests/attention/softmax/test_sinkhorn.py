@@ -6,14 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from lra_jax import attention
 
 from .. import dense
 from ..mechanisms import (
     LENGTH,
-    MASK,
     Case,
     assert_close,
     assert_rejects,
@@ -108,16 +106,6 @@ def test_sinkhorn_sorts_by_a_doubly_stochastic_matrix_and_learns_it() -> None:
     assert not np.asarray(matrix)[..., 6:].any()
     assert np.asarray(gradient)[..., :2].any()
     assert not np.asarray(gradient)[..., 2:].any()
-
-
-@pytest.mark.parametrize(
-    "more", [{"iterations": 0}, {"iterations": 3, "temperature": 0.2}]
-)
-def test_sinkhorn_options(more: dict) -> None:
-    q, k, v = inputs(4, 3)
-    options = keywords("sinkhorn", 2, 4) | more | {"block": 2}
-    got = fast_jit(lambda *a: attention.sinkhorn_attention(*a, mask=MASK, **options))
-    assert_close(got(q, k, v), formula(q, k, v, MASK, **options))
 
 
 def test_sinkhorn_parameters() -> None:
