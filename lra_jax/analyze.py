@@ -53,7 +53,12 @@ class RankCollapse(_OfRun):
     """Networks at initialisation, one panel each; the first is also drawn with every
     mechanism."""
     attention: str = "softmax,linear,cosformer,flow,linformer"
-    """Mechanisms to draw side by side."""
+    """Mechanisms to draw side by side; with --masks or --widths also `all`."""
+    masks: bool = False
+    """Only the collapse by depth of attention alone under full, causal and local masks,
+    with and without layer normalisation."""
+    widths: bool = False
+    """Only the gap between the first singular values by length, and attention sinks."""
     workdir: str | None = None
     """A run directory: draw the curves of its model instead, on its own data."""
     weights: str | None = None
@@ -205,6 +210,9 @@ def _rank_collapse(settings: RankCollapse) -> Iterator[Any]:
 
     if settings.weights is not None and settings.workdir is not None:
         raise expected("--weights", "nothing with --workdir", repr(settings.weights))
+    if settings.masks or settings.widths:
+        yield from _masks(settings)
+        return
     variants = {n: v._replace(norm=settings.norm) for n, v in VARIANTS.items()}
     sizes: dict[str, Any] = {"length": settings.length, "seed": settings.seed}
     if settings.workdir is not None:
@@ -228,6 +236,19 @@ def _rank_collapse(settings: RankCollapse) -> Iterator[Any]:
         yield bounded_collapse.initial_section(
             length=settings.length, num_layers=settings.layers, seed=settings.seed
         )
+
+
+def _masks(settings: RankCollapse) -> Iterator[Any]:
+    from lra_jax.analysis import masks
+    from lra_jax.attention import registry
+
+    names = _names("attention", settings.attention)
+    names = [*registry.MECHANISMS] if names == ["all"] else names
+    seeds = range(settings.seed, settings.seed + settings.draws)
+    if settings.masks:
+        yield masks.masks_section(names, settings.length, seeds)
+    if settings.widths:
+        yield masks.widths_section(names, seeds)
 
 
 def _paths(settings: Paths) -> Iterator[Any]:

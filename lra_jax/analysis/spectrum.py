@@ -59,6 +59,33 @@ def effective_rank(weights: ArrayLike) -> np.ndarray:
     return np.where(whole[..., 0] == 0, 0.0, ranks)
 
 
+def spectral_gap(weights: ArrayLike) -> np.ndarray:
+    """``1 - s_2 / s_1`` of matrices `[..., T, S]`: 1 where the rank is at most one.
+
+    For random stochastic matrices it grows with the length (Nait Saada et al. 2025).
+
+    Examples:
+      >>> spectral_gap(np.diag([4.0, 1.0]))
+      array(0.75)
+    """
+    values = _singular_values(weights)
+    first = np.where(values[..., 0] == 0, 1.0, values[..., 0])
+    return 1 - values[..., 1:2].sum(-1) / first
+
+
+def attention_sink(weights: ArrayLike) -> np.ndarray:
+    """The largest mean share of the queries' attention that one key of `[..., T, S]`
+    receives, between 1 / S and 1; of negative weights their sizes count.
+
+    Examples:
+      >>> attention_sink([[1.0, 0.0], [0.5, 0.5]])
+      array(0.75)
+    """
+    sizes = np.abs(np.asarray(weights, np.float64))
+    sums = sizes.sum(-1, keepdims=True)
+    return (sizes / np.where(sums == 0, 1.0, sums)).mean(-2).max(-1)
+
+
 def _singular_values(weights: ArrayLike) -> np.ndarray:
     weights = np.asarray(weights, np.float64)
     if weights.ndim < 2 or 0 in weights.shape[-2:]:
