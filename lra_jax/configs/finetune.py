@@ -14,7 +14,7 @@ its fine-tuning rate: this one is similar to RoBERTa's.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lra_jax.configs import families, mlm
 from lra_jax.configs.base import StoredData
@@ -30,8 +30,12 @@ class FinetuneData(StoredData):
     start_fields: ClassVar[tuple[str, ...]] = ("checkpoint",)
 
     path: Name | None = None
-    """A .tsv table with the columns text and label, or a folder of such tables, see
-    docs/own_data.md; or the IMDb reviews, whose archive is downloaded by default."""
+    """A .tsv or .csv table with the columns text and label, a folder of such tables, or
+    an .npz file of token ids, see docs/own_data.md; or the IMDb reviews, whose archive
+    is downloaded by default."""
+    labels: Literal["classes", "multi", "numbers"] = "classes"
+    """Labels of tables: a class each; multi, any number of classes, as in `good,long`;
+    or numbers to predict. The arrays of an .npz file say it themselves."""
     checkpoint: Name | None = None
     """A finished run of --task=mlm, or its model.safetensors; None = random weights."""
     seed: Count = 0

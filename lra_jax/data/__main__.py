@@ -154,6 +154,8 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
             spread = f"mean {numbers.mean():.4g}, deviation {numbers.std():.4g}"
             print(f"{split}: {sizes}; numbers: {spread}")
             continue
+        if dataset.several:
+            labels = np.nonzero(labels)[1]
         labels = labels[labels >= 0]  # Rows with fewer targets are padded with -1.
         if not labels.size:  # Every token of a text is a target.
             rows = "1 row" if len(lengths) == 1 else f"{len(lengths):,} rows"

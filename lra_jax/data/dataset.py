@@ -47,6 +47,7 @@ class SequenceDataset:
       metric: the score that chooses checkpoints and ranks runs, 1 at best: accuracy, or
         one of the task's own scores, such as r2.
       classes: the word of each label, in order; None if labels are numbers only.
+      several: whether an example has any number of the classes.
       max_length: no sequence is longer than this.
       image_shape: rows and columns, if a sequence is an image; else None.
       raw: how raw examples become tokens, if that depends on the data; else None.
@@ -65,6 +66,7 @@ class SequenceDataset:
     classes: Sequence[str] | None = None
     scale: tuple[float, float] = (0.0, 1.0)
     metric: str = "accuracy"
+    several: bool = False
 
     def __init__(self, builder: Any):
         self._builder = builder
@@ -96,6 +98,12 @@ class SequenceDataset:
         """Whether labels are numbers to predict, and not classes."""
         return self.labels(self.splits[0]).dtype.kind == "f"
 
+    @property
+    def raw_answers(self) -> dict[str, Any]:
+        """How logits become answers, for `raw`, if not one class each."""
+        scale = {"scale": list(self.scale)} if self.has_numbers else {}
+        return scale | ({"several": True} if self.several else {})
+
     def num_examples(self, split: str) -> int:
         """The number of examples in a split."""
         return len(self.labels(split))
@@ -106,7 +114,8 @@ class SequenceDataset:
 
     def labels(self, split: str) -> np.ndarray:
         """The labels of a split, integers `[n]`, or `[n, K]` at `positions`, padded
-        with -1; float32 `[n]` where numbers are to be predicted."""
+        with -1; float32 `[n]` where numbers are to be predicted; 0 and 1
+        `[n, classes]` where an example has `several`."""
         return self._labels[self._checked(split)]
 
     def positions(self, split: str) -> np.ndarray | None:
@@ -128,12 +137,17 @@ class SequenceDataset:
             mean, deviation = self.scale
             return f"number {labels * deviation + mean:.6g}"
         if positions is None:
-            return (
-                f"label {int(labels) if self.classes is None else self.classes[labels]}"
-            )
+            return f"label {self.name_classes(labels)}"
         targets = zip(positions[index].tolist(), labels.tolist(), strict=True)
         pairs = (f"{place}: {label}" for place, label in targets if label >= 0)
         return f"labels at positions {', '.join(pairs)}"
+
+    def name_classes(self, label: np.ndarray) -> Any:
+        """The class of a label, a word or an integer; a list of those that it marks."""
+        words = self.classes or range(self.num_classes)
+        if self.several:
+            return [words[index] for index in np.flatnonzero(label > 0).tolist()]
+        return words[int(label)]
 
     def source(self, split: str) -> Source:
         """Random access to a split.

@@ -18,14 +18,15 @@ def packed(
     """Arranges the examples of a batch in rows.
 
     Args:
-      batch: ``tokens`` `[B, L]` or `[B, L, C]`, ``lengths`` and ``labels`` `[B]`.
+      batch: ``tokens`` `[B, L]` or `[B, L, C]`, ``lengths`` `[B]`, and ``labels``
+        `[B]` or `[B, classes]`.
       length: T of a row, at least that of the longest example.
       multiple: the number of rows is rounded up to a multiple of this.
 
     Returns:
       ``tokens`` `[R, T]` or `[R, T, C]` and ``segment_ids`` `[R, T]`, the latter 1, 2,
-      ... for the examples of a row and 0 for padding; ``labels`` `[R, D]`, -1 (of
-      numbers, NaN) where a row has fewer than D.
+      ... for the examples of a row and 0 for padding; ``labels`` `[R, D]` or
+      `[R, D, classes]`, -1 (of numbers, NaN) where a row has fewer than D.
     """
     tokens, lengths, labels = (batch[x] for x in ("tokens", "lengths", "labels"))
     rows: list[list[int]] = []
@@ -44,7 +45,7 @@ def packed(
     made = {
         "tokens": np.zeros((count, length, *tokens.shape[2:]), tokens.dtype),
         "segment_ids": np.zeros((count, length), np.int32),
-        "labels": np.full((count, most), no_label, labels.dtype),
+        "labels": np.full((count, most, *labels.shape[1:]), no_label, labels.dtype),
     }
     for row, examples in enumerate(rows):
         place = 0

@@ -10,12 +10,13 @@ import hashlib
 import importlib.util
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from lra_jax.data import memory, series_files
 from lra_jax.data.dataset import SPLITS, SequenceDataset
+from lra_jax.data.labels import code_labels
 from lra_jax.data.memory import MemorySource
 from lra_jax.data.series_files import Series
 from lra_jax.errors import expected
@@ -69,33 +70,18 @@ class SeriesDataset(SequenceDataset):
             x: np.array(list(map(len, rows)), np.int32)
             for x, rows in self._values.items()
         }
-        number = self._number_labels(train.labels)
-        self._labels = {x: number(splits[x].labels) for x in SPLITS}
+        several = "multi" if train.several else "classes"
+        kind = "numbers" if train.has_numbers else several
+        code = code_labels(self, kind, train.labels.tolist())
+        self._labels = {x: code(splits[x].labels.tolist()) for x in SPLITS}
         self.decode = describe
         self.raw = {
             "kind": "vectors",
             "mean": mean.tolist(),
             "deviation": deviation.tolist(),
         }
-        if self.has_numbers:
-            self.raw["scale"] = list(self.scale)
+        self.raw |= self.raw_answers
         self.fingerprint = self._hash()
-
-    def _number_labels(self, train: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """How labels become integers, or standardised float32 numbers."""
-        if train.dtype.kind == "f":
-            self.num_classes, self.metric = 1, "r2"
-            self.scale = float(train.mean()), float(train.std()) or 1.0
-            mean, deviation = self.scale
-            return lambda labels: ((labels - mean) / deviation).astype(np.float32)
-        words = sorted({*train.tolist()}, key=_in_order)
-        if len(words) < 2:
-            raise expected("--data.path", "two classes or more", f"{words}")
-        self.num_classes = len(words)
-        plain = words == [str(number) for number in range(len(words))]
-        self.classes = None if plain else words
-        ids = {word: index for index, word in enumerate(words)}
-        return lambda labels: np.array([ids[x] for x in labels.tolist()], np.int32)
 
     def source(self, split: str) -> MemorySource:
         """See the base class."""
@@ -109,14 +95,6 @@ class SeriesDataset(SequenceDataset):
             for values in (*self._values[split], self._labels[split]):
                 digest.update(np.ascontiguousarray(values).data)
         return digest.hexdigest()
-
-
-def _in_order(word: str) -> tuple[float, str]:
-    """Numbers by their value, before other words."""
-    try:
-        return float(word), word
-    except ValueError:
-        return float("inf"), word
 
 
 def describe(values: np.ndarray) -> str:

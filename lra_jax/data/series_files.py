@@ -17,7 +17,8 @@ multivariate time series classification archive", arXiv:1811.00075.
 
 An ``.npz`` file has ``train_values`` and ``test_values``, `[n, T, C]` or `[n, T]`, and
 ``train_labels`` and ``test_labels``, `[n]`: integers or text for classes, floats for
-numbers. ``train_lengths`` and ``test_lengths``, `[n]`, are for unequal lengths, and
+numbers; or `[n, classes]` of 0 and 1 where a series has any number of the classes.
+``train_lengths`` and ``test_lengths``, `[n]`, are for unequal lengths, and
 ``valid_values`` and so on for a validation split.
 """
 
@@ -31,6 +32,7 @@ import numpy as np
 
 from lra_jax.data import checks
 from lra_jax.data.dataset import SPLITS
+from lra_jax.data.labels import names_of
 from lra_jax.errors import expected, known, reason, within
 from lra_jax.files import read_bytes, read_lines
 
@@ -43,19 +45,28 @@ class Series(NamedTuple):
     Attributes:
       values: `[T, C]` floats for each example; NaN where a value is missing.
       labels: `[n]`, text for classes, floats for numbers.
+      several: whether a label names any number of classes, as in "0,2".
     """
 
     values: list[np.ndarray]
     labels: np.ndarray
+    several: bool = False
 
     @property
     def has_numbers(self) -> bool:
         """Whether the labels are numbers, as for a regression."""
         return self.labels.dtype.kind == "f"
 
+    @property
+    def classes(self) -> set[str]:
+        """The classes that labels name."""
+        kind = "multi" if self.several else "classes"
+        return {name for x in self.labels.tolist() for name in names_of(x, kind)}
+
     def at(self, indices: np.ndarray) -> "Series":
         """Selects some of the examples."""
-        return Series([self.values[index] for index in indices], self.labels[indices])
+        values = [self.values[index] for index in indices]
+        return self._replace(values=values, labels=self.labels[indices])
 
 
 def find(path: str | os.PathLike[str]) -> list[pathlib.Path]:
@@ -106,10 +117,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, Series]:
         widths = [one.values[0].shape[1] for one in (train, series)]
         if widths[0] != widths[1]:
             raise expected(place, f"{widths[0]} channels, as in training", widths[1])
-        if series.has_numbers != train.has_numbers:
+        if (series.has_numbers, series.several) != (train.has_numbers, train.several):
             raise expected(place, "labels of one kind", f"others in {split}")
         if not train.has_numbers:
-            unseen = sorted({*series.labels.tolist()} - {*train.labels.tolist()})
+            unseen = sorted(series.classes - train.classes)
             if unseen:
                 raise expected(place, "classes of the training split", unseen[0])
     return splits
@@ -248,6 +259,10 @@ def _split(split: str, arrays: Mapping[str, np.ndarray]) -> Series:
         raise expected(f"{split}_values", "numbers [n, T, C]", got)
     count, most = values.shape[:2]
     lengths = arrays.get(f"{split}_lengths", np.full(count, most))
+    several = labels.ndim == 2 and {*np.unique(labels).tolist()} == {0, 1}
+    if several:
+        marks = [",".join(map(str, np.flatnonzero(row))) for row in labels]
+        labels = np.array(marks)
     for name, array, kinds in (("lengths", lengths, "iu"), ("labels", labels, "fiuUb")):
         if array.shape != (count,) or array.dtype.kind not in kinds:
             got = f"{array.dtype}{list(array.shape)}"
@@ -260,7 +275,7 @@ def _split(split: str, arrays: Mapping[str, np.ndarray]) -> Series:
         needed = "finite float32 numbers, or NaN"
         raise expected(f"{split}_values", needed, "larger ones")
     if labels.dtype.kind != "f":
-        return Series(rows, labels.astype(str))
+        return Series(rows, labels.astype(str), bool(several))
     if np.isnan(labels).any() or _overflows(labels):
         raise expected(f"{split}_labels", "finite float32 numbers", "others")
     return Series(rows, labels.astype(np.float64))

@@ -59,7 +59,7 @@ class Prediction(NamedTuple):
 
     Attributes:
       labels: `[B]`, or `[B, T]` with -1 beyond an example's end; of a regression, the
-        predicted numbers.
+        predicted numbers; 0 and 1 `[B, C]` where an example has any of the classes.
       probabilities: float32 `[B, C]`, or `[B, T, C]`; none for numbers, C = 0.
     """
 
@@ -106,6 +106,9 @@ class Saved:
             mean, deviation = self.raw["scale"]
             numbers = scores[:, 0].astype(np.float64) * deviation + mean
             return Prediction(numbers, np.empty((len(rows), 0)))
+        if self.raw.get("several"):
+            chances = np.asarray(jax.nn.sigmoid(scores))
+            return Prediction((chances > 0.5).astype(np.int32), chances)
         labels = scores.argmax(-1)
         if labels.ndim == 2:
             lengths = np.array([len(row[0]) for row in rows])

@@ -59,6 +59,60 @@ def classification_loss(
     return sums | {"loss": share * sums["loss"] + (1 - share) * other["loss"]}
 
 
+def supervised_loss(
+    model: nnx.Module,
+    batch: Batch,
+    rngs: nnx.Rngs | None = None,
+    label_smoothing: float = 0.0,
+) -> Sums:
+    """The loss for the labels of a batch: `regression_loss` of floats,
+    `multi_label_loss` of labels with an axis of classes, else `classification_loss`."""
+    labels = batch["labels"]
+    if labels.dtype.kind == "f":
+        return regression_loss(model, batch, rngs)
+    has_classes = labels.ndim == 2 + ("segment_ids" in batch)
+    loss = multi_label_loss if has_classes else classification_loss
+    return loss(model, batch, rngs, label_smoothing)
+
+
+def multi_label_loss(
+    model: nnx.Module,
+    batch: Batch,
+    rngs: nnx.Rngs | None = None,
+    label_smoothing: float = 0.0,
+) -> Sums:
+    """Binary cross-entropy and accuracy, means over the classes, summed over examples.
+
+    Args:
+      model, batch, rngs: as in `classification_loss`; labels are 0 and 1 `[B, classes]`
+        or, of packed rows, `[B, K, classes]`, -1 where a row has fewer than K.
+      label_smoothing: a, for the targets ``1 - a / 2`` and ``a / 2``.
+
+    Returns:
+      Also ``hits``, ``claims`` and ``members``, `[classes]`: how many examples of a
+      class were found, were said to be of it, and are.
+    """
+    labels, logits = batch["labels"], _logits(model, batch, rngs)
+    weights = _weights(labels[..., 0] >= 0, batch)
+    is_member = (labels > 0).astype(logits.dtype)
+    targets = is_member * (1 - label_smoothing) + label_smoothing / 2
+    losses = optax.losses.sigmoid_binary_cross_entropy(logits, targets).mean(-1)
+    is_claimed = (logits > 0).astype(logits.dtype)
+    correct = (is_claimed == is_member).astype(jnp.float32).mean(-1)
+
+    def count(marks: jax.Array) -> jax.Array:
+        return (marks * weights[..., None]).reshape(-1, marks.shape[-1]).sum(0)
+
+    return {
+        "loss": jnp.sum(losses * weights),
+        "correct": jnp.sum(correct * weights),
+        "count": jnp.sum(weights),
+        "hits": count(is_claimed * is_member),
+        "claims": count(is_claimed),
+        "members": count(is_member),
+    }
+
+
 def regression_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None
 ) -> Sums:

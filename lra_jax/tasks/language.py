@@ -14,6 +14,7 @@ from flax import nnx
 from lra_jax import vocabularies
 from lra_jax.configs import Config, ModelConfig
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.labels import Kind
 from lra_jax.data.language import labelled
 from lra_jax.errors import InputError, expected, renamed, within
 from lra_jax.models import MaskedLM, SequenceClassifier, load
@@ -190,6 +191,7 @@ def prepare_texts(
     path: str | None,
     seed: int,
     max_length: int,
+    labels: Kind,
 ) -> SequenceDataset:
     """Labelled texts, tokenised as for the checkpoint; as bytes if there is none.
 
@@ -206,7 +208,12 @@ def prepare_texts(
         with _of_checkpoint():
             vocabulary = vocabularies.from_raw(raw)
     return labelled.prepare(
-        data_dir, path=path, seed=seed, max_length=max_length, vocabulary=vocabulary
+        data_dir,
+        path=path,
+        seed=seed,
+        max_length=max_length,
+        vocabulary=vocabulary,
+        labels=labels,
     )
 
 

@@ -31,24 +31,13 @@ def make_model(config: Config, dataset: "SeriesDataset", rngs: Any) -> Any:
     return make_classifier(sized, dataset, rngs)
 
 
-def loss(
-    model: Any, batch: Any, rngs: Any = None, label_smoothing: float = 0.0
-) -> dict[str, Any]:
-    """Cross-entropy of classes, or squared error of numbers."""
-    from lra_jax.tasks.base import classification_loss, regression_loss
-
-    if batch["labels"].dtype.kind == "f":
-        return regression_loss(model, batch, rngs)
-    return classification_loss(model, batch, rngs, label_smoothing)
-
-
 TASK = Task(
     name="series",
     data=series.SeriesData,
     presets=series.PRESETS,
     reader="lra_jax.data.series:prepare",
     model="lra_jax.tasks.series:make_model",
-    objective="lra_jax.tasks.series:loss",
+    objective="lra_jax.tasks.base:supervised_loss",
     scores="lra_jax.tasks.base:regression_scores",
     can_pack=True,
     suite="kinds",

@@ -145,7 +145,6 @@ def predictions(
     positions that are scored. Labels that are words stay words; probabilities
     are in the words' order.
     """
-    words, (mean, deviation) = trainer.dataset.classes, trainer.dataset.scale
     graphdef = nnx.graphdef(trainer.model_at(params))
     train = trainer.config.train
 
@@ -158,31 +157,38 @@ def predictions(
     batches = pipeline.EvalBatches(
         trainer.dataset, split, trainer.buckets, train.eval_batch_size
     )
+    to_chances = jax.nn.sigmoid if trainer.dataset.several else jax.nn.softmax
     lines = []
     tracked = console.track(batches, len(batches))
     for ids, batch in zip(batches.examples(), tracked, strict=True):
         scores = run(params, sharding.shard_batch(trainer.mesh, batch))
-        if trainer.dataset.has_numbers:
-            for example, *pair in zip(
-                ids.tolist(), batch["labels"], np.asarray(scores)[:, 0], strict=False
-            ):
-                label, number = (float(x * deviation + mean) for x in pair)
-                line = {"example": example, "label": label, "prediction": number}
-                lines.append(line)
-            continue
-        chances = np.asarray(jax.nn.softmax(scores, -1), np.float64).round(6)
-        # Of the scores: among many classes several round to the same probability.
-        chosen = np.asarray(scores.argmax(-1))
-        for example, values, best, labels in zip(
-            ids.tolist(), chances, chosen, batch["labels"], strict=False
-        ):
-            if labels.ndim:
-                values, best, labels = (x[labels >= 0] for x in (values, best, labels))
-            line = {
-                "example": example,
-                "label": labels.tolist() if words is None else words[labels],
-                "prediction": best.tolist() if words is None else words[best],
-                "probabilities": values.tolist(),
-            }
-            lines.append(line)
+        chances = np.asarray(to_chances(scores), np.float64).round(6)
+        rows = batch["labels"], np.asarray(scores), chances
+        lines += [
+            {"example": example, **_answer(trainer.dataset, *row)}
+            for example, *row in zip(ids.tolist(), *rows, strict=False)
+        ]
     return sorted(lines, key=lambda line: line["example"])
+
+
+def _answer(
+    dataset: SequenceDataset, label: Any, scores: np.ndarray, chances: np.ndarray
+) -> dict[str, Any]:
+    """The label of an example, what its scores predict, and its probabilities."""
+    if dataset.has_numbers:
+        mean, deviation = dataset.scale
+        number, true = (float(x * deviation + mean) for x in (scores[0], label))
+        return {"label": true, "prediction": number}
+    if dataset.several:
+        shown = {"label": label, "prediction": scores}  # Of 1, or above 0.
+        shown = {name: dataset.name_classes(x) for name, x in shown.items()}
+        return shown | {"probabilities": chances.tolist()}
+    # Of the scores: among many classes several round to the same probability.
+    best = scores.argmax(-1)
+    if label.ndim:
+        chances, best, label = (x[label >= 0] for x in (chances, best, label))
+        shown = {"label": label.tolist(), "prediction": best.tolist()}
+    else:
+        shown = {"label": label, "prediction": best}
+        shown = {name: dataset.name_classes(x) for name, x in shown.items()}
+    return shown | {"probabilities": chances.tolist()}

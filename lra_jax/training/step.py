@@ -45,11 +45,15 @@ class TrainState(NamedTuple):
 
 
 def init_state(
-    params: nnx.State, optimizer: optax.GradientTransformation, ema: float = 0.0
+    params: nnx.State,
+    optimizer: optax.GradientTransformation,
+    ema: float = 0.0,
+    classes: int = 0,
 ) -> TrainState:
     """The state before the first step; the optimiser sees only the parameters.
 
-    With ``ema``, the state also keeps an average of the parameters.
+    With ``ema``, the state also keeps an average of the parameters; ``classes`` is that
+    of `zero_sums`.
     """
     # A user's parameter may be weakly typed, as jnp.full(4, 2.0) is; after a step it
     # would no longer be, and the step would be compiled again.
@@ -60,7 +64,7 @@ def init_state(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=opt_state,
-        sums=zero_sums(),
+        sums=zero_sums(classes),
         bad_step=jnp.full((), NO_STEP, jnp.int32),
         peak=jnp.zeros((), jnp.float32),
         # Copies: a step overwrites the state that it gets.
@@ -171,7 +175,8 @@ def step_function(
             step=step,
             params=params,
             opt_state=opt_state,
-            sums=jax.tree.map(jnp.add, state.sums, sums),
+            # Pretraining counts no members of classes.
+            sums={name: x + sums.get(name, 0.0) for name, x in state.sums.items()},
             bad_step=jnp.where(first_bad, step, state.bad_step),
             peak=jnp.maximum(state.peak, sums["loss"] / sums["count"]),
             average=average,
@@ -228,6 +233,9 @@ def all_finite(params: nnx.State) -> jax.Array:
     return jnp.stack(finite).all()
 
 
-def zero_sums() -> Sums:
-    """Metric sums before any batch."""
-    return {name: jnp.zeros((), jnp.float32) for name in ("loss", "correct", "count")}
+def zero_sums(classes: int = 0) -> Sums:
+    """Metric sums before any batch; ``classes`` if an example has several of them."""
+    zeros = {x: jnp.zeros((), jnp.float32) for x in ("loss", "correct", "count")}
+    for name in ("hits", "claims", "members") if classes else ():
+        zeros[name] = jnp.zeros(classes, jnp.float32)
+    return zeros

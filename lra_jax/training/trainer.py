@@ -106,6 +106,7 @@ class Trainer:
         self.lost_best: int | None = None
         # The devices and commits of all sessions, in turn.
         self.origins: dict[str, list[str]] = {}
+        self._classes = dataset.num_classes if dataset.several else 0
         self.buckets = _buckets(config, dataset)
         self.mesh = self._make_mesh()
         self._shard = sharding.data_shard(self.mesh)
@@ -117,7 +118,7 @@ class Trainer:
         self.num_parameters = sum(x.size for x in jax.tree.leaves(trained))
         causal = config.model.is_causal
         self.state_size = state_size(model.encoder) if causal else None
-        state = init_state(params, optimizer, train.ema)
+        state = init_state(params, optimizer, train.ema, self._classes)
         self.state: TrainState = sharding.replicate(self.mesh, state)
         self.progress = Progress()
         self.train_step, self._pretrain_step = self._make_steps(optimizer)
@@ -306,7 +307,7 @@ class Trainer:
             self.config.train.eval_batch_size,
             shard=self._shard,
         )
-        sums = sharding.replicate(self.mesh, zero_sums())
+        sums = sharding.replicate(self.mesh, zero_sums(self._classes))
         quiet = console is None
         for batch in batches if quiet else console.track(batches, len(batches)):
             if stop is not None and stop.signum and jax.process_count() == 1:
@@ -328,7 +329,7 @@ class Trainer:
         sums, bad_step, peak = jax.device_get(drain(self.state))
         if bad_step != NO_STEP:
             raise NonFiniteLoss(int(bad_step), self.checkpoints.latest_step)
-        zeros = sharding.replicate(self.mesh, zero_sums())
+        zeros = sharding.replicate(self.mesh, zero_sums(self._classes))
         none = sharding.replicate(self.mesh, np.zeros((), np.float32))
         self.state = self.state._replace(sums=zeros, peak=none)
         return _means(sums), float(peak)
@@ -357,11 +358,16 @@ class Trainer:
 
 
 def _means(sums: dict[str, Any]) -> dict[str, float]:
+    """The means over examples, where an example has several classes with the mean over
+    these of F1, 0 of a class that neither occurs nor was predicted."""
     count = float(sums["count"])
-    return {
-        "loss": float(sums["loss"]) / count,
-        "accuracy": float(sums["correct"]) / count,
-    }
+    loss, accuracy = (float(sums[name]) / count for name in ("loss", "correct"))
+    if "hits" not in sums:
+        return {"loss": loss, "accuracy": accuracy}
+    f1 = float(
+        np.mean(2 * sums["hits"] / np.maximum(sums["claims"] + sums["members"], 1))
+    )
+    return {"loss": loss, "accuracy": f1, "f1": f1, "label_accuracy": accuracy}
 
 
 def _buckets(config: Config, dataset: SequenceDataset) -> tuple[int, ...]:

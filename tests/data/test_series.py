@@ -57,7 +57,7 @@ def prepare(path, **settings):
 def test_a_file_of_the_archive(folder):
     splits = series_files.read(folder)
     assert sorted(splits) == ["test", "train"]
-    values, labels = splits["train"]
+    values, labels, _ = splits["train"]
     assert labels.tolist() == ["ae", "oe"] * 4
     assert [x.shape for x in values[:3]] == [(4, 2), (2, 2), (3, 2)]
     np.testing.assert_array_equal(values[0], [[1.5, 0], [1, 1], [np.nan, 2], [2, 3]])

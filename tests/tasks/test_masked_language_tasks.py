@@ -411,13 +411,14 @@ def write_tables(folder: Path, **tables: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("names", "path", "got"),
     [
-        (["t.csv"], "t.csv", "a .tsv table, a folder"),
-        (["t.tsv.gz"], "t.tsv.gz", "an uncompressed .tsv table, a folder"),
-        (["train.tsv"], "", "a .tsv table, a folder"),
-        (["test.tsv"], "", "a .tsv table, a folder"),
+        (["t.txt"], "t.txt", "a .tsv or .csv table, a folder"),
+        (["t.tsv.gz"], "t.tsv.gz", "uncompressed, a .tsv or .csv table, a folder"),
+        (["train.tsv"], "", "a .tsv or .csv table, a folder"),
+        (["test.csv"], "", "a .tsv or .csv table, a folder"),
+        (["train.csv", "test.csv", "train.tsv"], "", ".*no other table.*train.tsv"),
         # The error is not about the IMDb reviews alone.
         (["reviews.tsv"], "", ".*, got .*, whose only tables are reviews.tsv"),
-        (["a.csv"], "", ".*, got .*, without any"),
+        (["a.txt"], "", ".*, got .*, without any"),
         (["train.tsv", "test.tsv", "dev.tsv"], "", ".*no other table.*dev.tsv"),
     ],
 )
@@ -461,7 +462,7 @@ def test_a_test_split_without_texts(text, message, tmp_path):
         ("text\tlabel\ttext\nx\t1\ty", "a first line"),
         ("text\tlabel\nx", "2 columns with text and label, got 'x' in line 2"),
         ("text\tlabel\nx\t1\ny\t \nz\t2", r"2 columns with .*, got 'y\\t ' in line 3"),
-        ("text\tlabel\nx\t1\ny\t1\nz\t1\n", r"two labels or more, got \['1'\]"),
+        ("text\tlabel\nx\t1\ny\t1\nz\t1\n", r"two classes or more, got \['1'\]"),
     ],
 )
 def test_what_is_no_table(text, message, tmp_path):

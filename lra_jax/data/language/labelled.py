@@ -1,29 +1,26 @@
-"""Texts with one label each: the IMDb reviews, or tables of your own.
+"""Texts with labels: the IMDb reviews, or tables of your own.
 
-A table is a ``.tsv`` file whose first line names its columns, including ``text`` and
-``label``, in any order. Blanks around a label do not count. Only LF and CRLF end a
-line: a text can hold other breaks. A folder has train.tsv and test.tsv, and may have
-valid.tsv; without it a tenth of the training texts is held out. From a single file, a
-tenth is for validation and a tenth for the test.
+See `tables` for their files. A folder has train.tsv and test.tsv (or .csv), and may
+have valid.tsv; without it a tenth of the training texts is held out. From a single
+table, a tenth is for validation and a tenth for the test. An ``.npz`` file has splits
+of its own.
 """
 
 import collections
 import hashlib
 import itertools
 import json
-import logging
-import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from lra_jax.data import archives, checks, text, token_files
 from lra_jax.data.dataset import SPLITS, SequenceDataset
+from lra_jax.data.labels import Kind, code_labels, names_of
+from lra_jax.data.language import tables
+from lra_jax.data.language.tables import Ids, Texts
 from lra_jax.data.memory import MemorySource, stream_of
-from lra_jax.errors import expected, known, reason
-from lra_jax.files import read_bytes
+from lra_jax.errors import expected, known
 from lra_jax.vocabularies import Bytes, Vocabulary
 
 _SHARE = 0.1
@@ -31,24 +28,6 @@ _SHARE = 0.1
 _BYTES_PER_TOKEN = 16
 # A folder of reviews, or of MEGA's files of integers, has one of these.
 _OF_REVIEWS = (text.ARCHIVE.name, "aclImdb", "train", "input")
-# How a cell lists several labels.
-_LIST = re.compile(r"[,;|]")
-# As spreadsheets write it: quotation marks within a cell are doubled.
-_QUOTED = re.compile(rb'"(?:[^"]|"")*"')
-
-_logger = logging.getLogger(__name__)
-
-
-class Texts(NamedTuple):
-    """Texts as bytes, and their labels as strings."""
-
-    texts: list[bytes]
-    labels: list[str]
-
-    def at(self, indices: Sequence[int]) -> "Texts":
-        """Selects some of them."""
-        texts = [self.texts[index] for index in indices]
-        return Texts(texts, [self.labels[index] for index in indices])
 
 
 class LabelledDataset(SequenceDataset):
@@ -59,6 +38,7 @@ class LabelledDataset(SequenceDataset):
       splits: the texts of each split.
       max_length: a text is truncated to this many tokens.
       vocabulary: vocabulary of the token ids.
+      labels: what the labels are.
     """
 
     def __init__(
@@ -67,16 +47,16 @@ class LabelledDataset(SequenceDataset):
         splits: dict[str, Texts],
         max_length: int,
         vocabulary: Vocabulary,
+        labels: Kind = "classes",
     ):
-        self.name, self.splits = name, tuple(splits)
-        names = sorted(set(splits["train"].labels))
-        if len(names) < 2:
-            raise expected("--data.path", "two labels or more", f"{names}")
-        numbers = [str(number) for number in range(len(names))]
-        self.classes = None if names == numbers else names
-        self.vocab_size, self.num_classes = vocabulary.size, len(names)
-        self.max_length = max_length
-        if not isinstance(vocabulary, Bytes):
+        self.name, self.splits = name, SPLITS
+        splits = {split: splits[split] for split in SPLITS}
+        code = code_labels(self, labels, splits["train"].labels)
+        self._labels = {split: code(texts.labels) for split, texts in splits.items()}
+        self.vocab_size, self.max_length = vocabulary.size, max_length
+        if isinstance(vocabulary, Ids):
+            self.raw = vocabulary.raw
+        elif not isinstance(vocabulary, Bytes):
             self.raw = {
                 "kind": "vocabulary",
                 "vocabulary": vocabulary.raw,
@@ -95,14 +75,12 @@ class LabelledDataset(SequenceDataset):
             split: np.array([len(tokens) for tokens in rows], np.int32)
             for split, rows in self._tokens.items()
         }
-        ids = {name: index for index, name in enumerate(names)}
-        self._labels = {
-            split: np.array([ids[label] for label in texts.labels], np.int32)
-            for split, texts in splits.items()
-        }
+        if self.raw_answers:
+            raw = self.raw or {"kind": "bytes", "max_length": max_length}
+            self.raw = raw | self.raw_answers
         digest = hashlib.blake2b(f"{max_length}".encode(), digest_size=16)
         if self.classes is not None:
-            digest.update("\t".join(names).encode())
+            digest.update("\t".join(self.classes).encode())
         if self.raw is not None:  # Other words may have the same ids.
             digest.update(json.dumps(self.raw, sort_keys=True).encode())
         for split, rows in self._tokens.items():
@@ -123,6 +101,7 @@ def prepare(
     seed: int = 0,
     max_length: int = 512,
     vocabulary: Vocabulary | None = None,
+    labels: Kind = "classes",
 ) -> SequenceDataset:
     """Reads tables, or else the reviews if the path is not a table.
 
@@ -132,6 +111,7 @@ def prepare(
       seed: seed for choosing the examples held out.
       max_length: a text is truncated to this many tokens.
       vocabulary: vocabulary of the tokens; None = bytes.
+      labels: what the labels of tables are; the arrays of an ``.npz`` file say it.
 
     Raises:
       ValueError: a file is missing or malformed, has a text that the vocabulary cannot
@@ -139,80 +119,81 @@ def prepare(
     """
     root = None if path is None else checks.existing(path)
     _check_kind(root)
+    if root is not None and root.suffix == ".npz":
+        splits, ids, labels = tables.read_ids(root, labels)
+        if "valid" not in splits:
+            splits |= _held_out(splits["train"], labels, seed, "valid")
+        return LabelledDataset(root.name, splits, max_length, ids, labels)
     if vocabulary is None:
         vocabulary = Bytes()
     elif root is not None and root.is_dir() and token_files.find(root, (".src",)):
         needed = "texts, to be read in the vocabulary of --data.checkpoint"
         raise expected("--data.path", needed, f"files of integers in {root}")
-    if root is not None and root.suffix == ".tsv":
-        splits = _held_out(_read(root), seed, "valid", "test")
-        return LabelledDataset(root.name, splits, max_length, vocabulary)
-    if root is not None and (root / "train.tsv").exists():
-        splits = {
-            split: _read(root / f"{split}.tsv")
-            for split in SPLITS
-            if split != "valid" or (root / "valid.tsv").exists()
-        }
-        _check_labels(root, splits)
-        if "valid" not in splits:
-            held_out = _held_out(splits["train"], seed, "valid")
-            splits = {**held_out, "test": splits["test"]}
-        return LabelledDataset(root.name, splits, max_length, vocabulary)
+    splits = None if root is None else _read_tables(root, labels, seed)
+    if root is not None and splits is not None:
+        return LabelledDataset(root.name, splits, max_length, vocabulary, labels)
+    if labels != "classes":
+        needed = f"a table of texts, for --data.labels={labels}"
+        raise expected("--data.path", needed, path)
     if isinstance(vocabulary, Bytes):
         return text.prepare(data_dir, path=path, max_length=max_length, seed=seed)
     most = _BYTES_PER_TOKEN * max_length
     reviews = text.prepare(data_dir, path=path, max_length=most, seed=seed)
-    splits = {split: _texts_of(reviews, split) for split in SPLITS}
-    dataset = LabelledDataset(reviews.name, splits, max_length, vocabulary)
+    reviewed = {split: _texts_of(reviews, split) for split in SPLITS}
+    dataset = LabelledDataset(reviews.name, reviewed, max_length, vocabulary)
     dataset.raw = {**(dataset.raw or {}), "strip": True}  # Unlike a table's cells.
     return dataset
 
 
-def _check_labels(root: Path, splits: dict[str, Texts]) -> None:
-    """Refuses a label that is not among those of the training texts."""
-    taught = sorted(set(splits["train"].labels))
-    for split, texts in splits.items():
-        for line, label in enumerate(texts.labels, 2):
-            place = f"--data.path: {root / split}.tsv, line {line}: label"
-            known(place, label, taught)
-
-
-def _check_single(file: Path, labels: Sequence[str]) -> None:
-    """Refuses labels that list several classes, as ``pos,even`` beside ``pos``.
-
-    Each combination would silently be a class of its own. A name with a comma is one
-    class if no other label shares a part of it.
-    """
-    parts = {label: set(map(str.strip, _LIST.split(label))) for label in labels}
-    uses = collections.Counter(itertools.chain.from_iterable(parts.values()))
-    for line, label in enumerate(labels, 2):
-        shared = [part for part in parts[label] if uses[part] > 1]
-        if len(parts[label]) > 1 and shared:
-            got = f"{label!r}, while another label has {min(shared)!r} too"
-            raise expected(f"--data.path: {file}, line {line}", "one label", got)
+def _read_tables(root: Path, labels: Kind, seed: int) -> dict[str, Texts] | None:
+    """The splits of a table or of a folder of tables; None for anything else."""
+    if root.suffix in tables.SUFFIXES:
+        return _held_out(tables.read(root, labels), labels, seed, "valid", "test")
+    for suffix in tables.SUFFIXES:
+        files = {x: root / f"{x}{suffix}" for x in SPLITS}
+        if not files["train"].exists():
+            continue
+        splits = {x: tables.read(f, labels) for x, f in files.items() if f.exists()}
+        taught = sorted(
+            {x for label in splits["train"].labels for x in names_of(label, labels)}
+        )
+        for split, texts in splits.items():
+            for line, label in zip(texts.lines, texts.labels, strict=True):
+                place = f"--data.path: {files[split]}, line {line}: label"
+                for name in names_of(label, labels):
+                    known(place, name, taught)
+        if "valid" not in splits:
+            splits |= _held_out(splits["train"], labels, seed, "valid")
+        return splits
+    return None
 
 
 def _check_kind(root: Path | None) -> None:
     """Refuses what is neither a table nor can be the reviews."""
     if root is None:
         return
-    needed = "a .tsv table, a folder with train.tsv and test.tsv, or the IMDb reviews"
-    if root.name.endswith(".tsv.gz"):
-        raise expected(
-            "--data.path", needed.replace("a .tsv", "an uncompressed .tsv"), root
-        )
-    if root.is_file() and root.suffix != ".tsv" and not archives.may_be_gzip(root):
+    needed = (
+        "a .tsv or .csv table, a folder with train.tsv and test.tsv (or .csv), an .npz "
+        "file, or the IMDb reviews"
+    )
+    if root.name.endswith((".tsv.gz", ".csv.gz")):
+        raise expected("--data.path", f"uncompressed, {needed}", root)
+    single = (*tables.SUFFIXES, ".npz")
+    if root.is_file() and root.suffix not in single and not archives.may_be_gzip(root):
         raise expected("--data.path", needed, root)
-    tables = sorted(file.name for file in root.glob("[!.]*.tsv"))
-    names = [f"{split}.tsv" for split in SPLITS if f"{split}.tsv" in tables]
+    every = sorted(x.name for end in tables.SUFFIXES for x in root.glob(f"[!.]*{end}"))
+    suffix = ".csv" if "train.csv" in every else ".tsv"
+    names = [f"{split}{suffix}" for split in SPLITS if f"{split}{suffix}" in every]
     of_reviews = any((root / name).exists() for name in _OF_REVIEWS)
-    whole = {"train.tsv", "test.tsv"} <= set(names)
+    whole = {f"train{suffix}", f"test{suffix}"} <= set(names)
     if root.is_dir() and not whole and (names or not of_reviews):
-        only = f"whose only tables are {', '.join(tables)}" if tables else "without any"
+        only = f"whose only tables are {', '.join(every)}" if every else "without any"
         raise expected("--data.path", needed, f"{root}, {only}")
-    others = [table for table in tables if table not in names]
+    others = [table for table in every if table not in names]
     if names and others:
-        only = "train.tsv, test.tsv and perhaps valid.tsv, and no other table"
+        only = (
+            f"train{suffix}, test{suffix} and perhaps valid{suffix}, and no other table"
+        )
         raise expected("--data.path", only, f"{root}, which also has {others[0]}")
 
 
@@ -224,13 +205,13 @@ def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
     labels = dataset.labels(split)
     rows = dataset.source(split).__getitems__(list(range(len(labels))))
     texts = [row["tokens"].tobytes().decode(errors="ignore").encode() for row in rows]
-    return Texts(texts, labels.astype(str).tolist())
+    return Texts(texts, labels.astype(str).tolist(), list(range(len(texts))))
 
 
-def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
+def _held_out(whole: Texts, kind: Kind, seed: int, *splits: str) -> dict[str, Texts]:
     """Draws a tenth of the texts for each of the splits; the others are to train on.
 
-    A text that occurs several times in a table is in one of the splits only. No label
+    A text that occurs several times in a table is in one of the splits only. No class
     loses its last text of training.
 
     Raises:
@@ -240,7 +221,10 @@ def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
     for place, one in enumerate(whole.texts):
         places.setdefault(one, []).append(place)
     different = list(places.values())
-    labels = [{whole.labels[place] for place in same} for same in different]
+    labels = [
+        {name for place in same for name in names_of(whole.labels[place], kind)}
+        for same in different
+    ]
     left = collections.Counter(itertools.chain.from_iterable(labels))
     order = stream_of(seed, "holdout").permutation(len(different)).tolist()
     most = len(splits) * max(1, round(_SHARE * len(order)))
@@ -264,48 +248,3 @@ def _held_out(whole: Texts, seed: int, *splits: str) -> dict[str, Texts]:
         split: whole.at([place for number in numbers for place in different[number]])
         for split, numbers in parts.items()
     }
-
-
-def _read(file: Path) -> Texts:
-    needed = "a table of UTF-8 text"
-    try:
-        content = read_bytes(file)
-    except OSError as error:
-        raise expected("--data.path", needed, f"{file}: {reason(error)}") from error
-    try:
-        # Some editors write a mark first. Reading as text would end lines at every CR.
-        whole = content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        got = f"{file}, line {line}: {reason(error)}"
-        raise expected("--data.path", needed, got) from error
-    lines = whole.removesuffix("\n").split("\n") if whole else []
-    columns = lines[0].split("\t") if lines else []
-    if any(columns.count(name) != 1 for name in ("text", "label")):
-        needed = "a first line with the columns text and label"
-        got = f"{checks.shortened(lines[0]) if lines else 'none'} in {file}"
-        raise expected("--data.path", needed, got)
-    place = {name: columns.index(name) for name in ("text", "label")}
-    table = Texts([], [])
-    for number, line in enumerate(lines[1:], 2):
-        cells = line.split("\t")
-        if len(cells) == len(columns):
-            cells[place["label"]] = cells[place["label"]].strip()
-        if len(cells) != len(columns) or not all(cells[i] for i in place.values()):
-            needed = f"{len(columns)} columns with text and label"
-            got = f"{checks.shortened(line)} in line {number} of {file}"
-            raise expected("--data.path", needed, got)
-        table.texts.append(cells[place["text"]].encode())
-        table.labels.append(cells[place["label"]])
-    if not table.texts:
-        raise expected("--data.path", "texts after the first line", f"none in {file}")
-    _check_single(file, table.labels)
-    cells = [*table.texts, *(label.encode() for label in table.labels)]
-    quoted = sum(_QUOTED.fullmatch(cell) is not None for cell in cells)
-    if quoted:
-        _logger.warning(
-            "%s: %d cells are in quotation marks, which are read as part of them: "
-            "write tables without quoting",
-            *(file, quoted),
-        )
-    return table
