@@ -122,7 +122,8 @@ class Maps(_OfRun):
     """Where a trained model looks on one example."""
 
     workdir: str
-    """A run directory."""
+    """A run directory; of runs on images also several, separated by commas, which are
+    drawn side by side."""
     split: str = "test"
     """Split of the example."""
     example: Count | None = None
@@ -318,23 +319,31 @@ def _spectrum(settings: Spectrum) -> Iterator[Any]:
 
 
 def _maps(settings: Maps) -> Iterator[Any]:
-    from lra_jax.analysis.maps import example_maps, maps_section, shortest
+    from lra_jax.analysis.maps import (
+        example_maps,
+        maps_section,
+        shortest,
+        side_by_side,
+    )
     from lra_jax.training.restore import load_run
 
-    progress.say(f"loading {settings.workdir} ...")
-    saved = load_run(settings.workdir, settings.checkpoint, settings.allow_code)
-    example = settings.example
-    if example is None:
-        known("--split", settings.split, saved.dataset.splits)
-        example = shortest(saved.dataset.lengths(settings.split))
-    batch = saved.examples([example], settings.split)
-    progress.say("running the model on the example ...")
-    maps = example_maps(saved, batch, settings.layer)
+    runs, example = [], settings.example
+    for workdir in _names("workdir", settings.workdir):
+        progress.say(f"loading {workdir} ...")
+        saved = load_run(workdir, settings.checkpoint, settings.allow_code)
+        if example is None:
+            known("--split", settings.split, saved.dataset.splits)
+            example = shortest(saved.dataset.lengths(settings.split))
+        batch = saved.examples([example], settings.split)
+        progress.say("running the model on the example ...")
+        runs.append((example_maps(saved, batch, settings.layer), saved))
+    place = f"layer {settings.layer}, example {example} of the {settings.split} split"
+    maps, saved = runs[0]
     config = saved.config
-    title = (
-        f"{config.mixers} on {config.task}, step {saved.step}: layer "
-        f"{settings.layer}, example {example} of the {settings.split} split"
-    )
+    if len(runs) > 1:
+        yield side_by_side(runs, f"Attention on {config.task}: {place}")
+        return
+    title = f"{config.mixers} on {config.task}, step {saved.step}: {place}"
     yield maps_section(maps, saved, title)
 
 

@@ -7,7 +7,7 @@ and `MultiHeadAttention` modules, which name their intermediates for ``nnx.captu
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -107,9 +107,18 @@ class Captured(NamedTuple):
         Raises:
           ValueError: there is no such layer.
         """
-        if not 1 <= layer <= len(self.calls):
-            raise expected("layer", f"1 to {len(self.calls)}, the model's last", layer)
-        return self.calls[layer - 1]
+        return call_of(self.calls, layer)
+
+
+def call_of(calls: Sequence[AttentionCall], layer: int) -> AttentionCall:
+    """The attention of a layer, counted from 1.
+
+    Raises:
+      ValueError: there is no such layer.
+    """
+    if not 1 <= layer <= len(calls):
+        raise expected("layer", f"1 to {len(calls)}, the model's last", layer)
+    return calls[layer - 1]
 
 
 def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:
@@ -122,7 +131,7 @@ def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:
       run: calls the model, as in ``lambda: model(tokens, lengths)``; not compiled.
 
     Raises:
-      ValueError: the model has no such blocks.
+      ValueError: the model has no such blocks, or its stages differ in size.
     """
     modules = _run(model, run)
     blocks = _blocks(model, modules)
@@ -152,7 +161,7 @@ def variant_states(
       Documents do not see each other, so they do not collapse into one.
 
     Raises:
-      ValueError: the model has no such blocks.
+      ValueError: the model has no such blocks, or its stages differ in size.
     """
     blocks = _blocks(model, _run(model, run), EncoderBlock)
     first, values = blocks[0]
@@ -237,6 +246,8 @@ def _blocks(
     if not blocks:
         needed = f"one made of lra_jax.models.{kind.__name__}"
         raise expected("model", needed, f"a {type(model).__name__} without any")
+    if len({values["outputs"][0].shape for _, values in blocks}) > 1:
+        raise expected("model", "blocks of one length and width", "stages")
     return blocks
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lra_jax.analysis.capture import capture
+from lra_jax.analysis.capture import call_of, capture_attention
 from lra_jax.attention.flow.flow import flow_terms
+from lra_jax.errors import expected
 from lra_jax.reports import charts
 from lra_jax.reports.charts import Chart, Panel, image
 from lra_jax.reports.page import Section
@@ -81,13 +82,15 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     Raises:
       ValueError: there is no such layer, or its mechanism has no matrix.
     """
-    captured = capture(saved.model, lambda: saved.run(batch))
-    call = captured.call(layer)
+    calls = capture_attention(saved.model, lambda: saved.run(batch))
+    call = call_of(calls, layer)
     matrix = call.weights()[0].astype(np.float64)
     name = saved.dataset.sequences[0]
     length = _length(batch, name)
     tokens = batch[name][0, :length]
     config = saved.model.encoder.config
+    per_block = len(calls) // config.num_layers  # Two where a second one is the MLP.
+    config = config.at((layer - 1) // per_block)
     # A class vector comes before the tokens, and each position may be a patch of them.
     front, end = int(config.cls_token), config.num_positions(length)
     weights = matrix[:, :end, :end]
@@ -95,7 +98,8 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     mean = size.mean(-1, keepdims=True)
     received = size / np.where(mean == 0, 1, mean)
     if config.is_causal:
-        received = received / even_shares(captured.documents[0, front:end])
+        documents = batch.get("segment_ids", np.ones((1, length), int))
+        received = received / even_shares(np.asarray(documents)[0, :length])
     flows: dict[str, Any] = {}
     if call.mechanism.name == "flow":
         terms = flow_terms(call.query, call.key, **call.keywords)
@@ -234,25 +238,71 @@ def _example(score: Score, maps: Maps, saved: Any) -> Chart:
 
 def draw_image(pixels: np.ndarray, score: Score, shape: tuple[int, int]) -> Chart:
     """The image, and beside it what each of its positions receives."""
-    # A position may be a patch of pixels, as many in a row as in a column.
-    patch = math.isqrt(pixels.size // score.values.size)
-    values = score.values.reshape(shape[0] // patch, shape[1] // patch)
-    values = np.repeat(np.repeat(values, patch, 0), patch, 1)
-    pixels, grey = pixels.reshape(shape), {"cmap": "gray", "vmin": 0, "vmax": 255}
-    looks = {"aspect": "equal"} | grey
     panels = [
-        image(
-            pixels, "pixel, 0 to 255", {"title": "input", "xlabel": "column"}, **looks
-        ),
-        image(
-            values,
-            score.unit,
-            {"title": score.name, "xlabel": "column"},
-            aspect="equal",
-        ),
+        _input(pixels, shape),
+        _scores(score.name, score.values, shape, score.unit),
     ]
     name = f"map-{score.name}"
     return Chart(name, panels, "", size=(3.9, 3.1), ylabels=["row"])
+
+
+def _input(pixels: np.ndarray, shape: tuple[int, int]) -> Panel:
+    """An image `[T]`, or `[T, 3]` in colour."""
+    pixels = pixels.reshape(*shape, *pixels.shape[1:])
+    settings = {"title": "input", "xlabel": "column"}
+    if pixels.ndim == 2:
+        looks: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 255}
+        return image(pixels, "pixel, 0 to 255", settings, aspect="equal", **looks)
+
+    def draw(figure: Figure, axis: Axes) -> None:
+        axis.grid(False)
+        axis.imshow(pixels)
+
+    return Panel(draw=draw, integers="xy", settings=settings)
+
+
+def _scores(title: str, values: np.ndarray, shape: tuple[int, int], unit: str) -> Panel:
+    """A number for each position, over the rows and columns of the image."""
+    # A position may be a patch of pixels, as many in a row as in a column.
+    patch = math.isqrt(shape[0] * shape[1] // values.size)
+    values = values.reshape(shape[0] // patch, shape[1] // patch)
+    values = np.repeat(np.repeat(values, patch, 0), patch, 1)
+    settings = {"title": title, "xlabel": "column"}
+    return image(values, unit, settings, aspect="equal")
+
+
+def side_by_side(runs: Sequence[tuple[Maps, Any]], title: str) -> Section:
+    """One image, and what its positions receive in each of several runs.
+
+    Args:
+      runs: the maps of an example, and its `lra_jax.training.restore.SavedRun`.
+      title: of the section.
+
+    Raises:
+      ValueError: the runs have no images, or not the same data.
+    """
+    datasets = [saved.dataset for _, saved in runs]
+    if len({dataset.fingerprint for dataset in datasets}) > 1:
+        raise expected("--workdir", "runs on the same data", "others")
+    if datasets[0].image_shape is None:
+        raise expected("--workdir", "one run, or several on images", len(runs))
+    shape, names = datasets[0].image_shape, []
+    for _, saved in runs:
+        options = saved.config.model.attention_options
+        names.append(" ".join(filter(None, (saved.config.mixers, options))))
+    unit, meaning = _SCORES["received"]
+    shares = [maps.received.mean(0) for maps, _ in runs]
+    last = len(runs) - 1
+    panels = [_input(runs[0][0].tokens, shape)]
+    panels += [
+        _scores(name, values, shape, unit if index == last else "")
+        for index, (name, values) in enumerate(zip(names, shares, strict=True))
+    ]
+    caption = f"The same image in {len(runs)} runs, shaded by the {meaning}."
+    data = {"names": names, "values": shares, "tokens": runs[0][0].tokens}
+    size = (2.6, 2.4)
+    chart = Chart("map-runs", panels, caption, data=data, size=size, ylabels=["row"])
+    return Section(title, [chart])
 
 
 def draw_tree(tree: Any, score: Score) -> Chart:

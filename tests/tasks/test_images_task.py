@@ -1,5 +1,6 @@
 """Images from flags to a score, on small pictures in folders."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from lra_jax import evaluate, models, report, train
+from lra_jax import analyze, evaluate, models, report, train
 from lra_jax.configs import get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.models.layers import Dense
@@ -66,6 +67,15 @@ def test_a_run(pictures, tmp_path, capsys):
     assert scored["accuracy"] == pytest.approx(100 * np.mean(right))
     with pytest.raises(ValueError, match=r"expected an image \[rows, columns, 3\]"):
         loaded.predict([images[0][:, :, 0]])
+    other = config(pictures, workdir="other", attention="cosformer")
+    train.run(other.replace(model={"attention_options": "grid=true"}), quiet=True)
+    runs = f"{tmp_path / 'run'},{tmp_path / 'other'}"
+    analyze.run(analyze.Maps(workdir=runs, out=str(tmp_path / "maps"), layer=2))
+    drawn = json.loads((tmp_path / "maps" / "map-runs.json").read_text())["data"]
+    assert drawn["names"] == ["flow", "cosformer grid=true"]
+    assert np.shape(drawn["values"]) == (2, 4) and np.shape(drawn["tokens"]) == (64, 3)
+    with pytest.raises(ValueError, match="expected blocks of one length and width"):
+        analyze.run(analyze.Spectrum(workdir=str(tmp_path / "run")))
     report.main([str(tmp_path), f"--out={tmp_path / 'report'}"])
     assert "images" in (tmp_path / "report" / "report.md").read_text()
 
