@@ -33,6 +33,7 @@ SMALL = {
         *("STEPS = 20", DATA),
         'SIZES = {"num_layers": 1, "max_length": 60}',
     ],
+    "6_your_own_training_loop": ["STEPS = 20", DATA],
 }
 
 
@@ -78,7 +79,7 @@ def test_the_notebooks_are_those_of_the_sources():
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
     assert [s.stem for s in build.sources()] == [s.stem for s in SOURCES]
-    assert len(SOURCES) == 5
+    assert len(SOURCES) == 6
     for source in SOURCES:
         made = source.with_suffix(".ipynb").read_text("utf-8")
         assert made == build.notebook(source), "run python notebooks/build.py"

@@ -97,6 +97,7 @@ class Block(nnx.Module):
 
         out = self.add_branches(x, attend, transform, rngs, **rows)
         check_shape("the output of block", out, "B T D", *x.shape)
+        out = out.astype(x.dtype)
         sow(self, outputs=out)
         return out, memory
 
@@ -132,7 +133,7 @@ class Block(nnx.Module):
         more = {"segment_ids": segment_ids} if attends else {}
         out = self.mlp(x, mask=mask, rngs=rngs, **more)
         check_shape("the output of mlp", out, "B T D", *x.shape)
-        return out
+        return out.astype(x.dtype)
 
 
 class EncoderBlock(Block):

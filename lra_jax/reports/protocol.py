@@ -44,12 +44,15 @@ def _parts(model: ModelConfig) -> list[str]:
         "norms after the sums": model.post_norm,
         "ReLU in the MLP": model.activation == "relu",
         "product-key memory": model.mlp == "product_key",
+        f"MLP {model.mlp}": ":" in model.mlp,
+        f"block {model.block}": ":" in model.block,
     }
     return [name for name, there in parts.items() if there]
 
 
 def _changes(config: Config) -> list[str]:
-    """How the training data were shown, if they were changed."""
+    """How the training data were shown, if they were changed; an optimizer besides
+    AdamW, averages and smoothed labels."""
     train, pretrain = config.train, config.pretrain
     changes = [*config.data.shown]
     if pretrain.steps:
@@ -59,4 +62,11 @@ def _changes(config: Config) -> list[str]:
         changes.append(f"short examples first ({train.curriculum})")
     if train.length_warmup:
         changes.append(f"beginnings first ({train.length_warmup})")
+    if train.optimizer != "adamw":
+        options = f" ({train.optimizer_options})" * bool(train.optimizer_options)
+        changes.append(f"optimizer {train.optimizer}{options}")
+    if train.ema:
+        changes.append(f"weights averaged by {train.ema:g}")
+    if train.label_smoothing:
+        changes.append(f"labels smoothed by {train.label_smoothing:g}")
     return changes

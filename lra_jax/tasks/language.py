@@ -231,7 +231,8 @@ def make_finetuned(
         return make_classifier(config, dataset, rngs)
     with _of_checkpoint():
         # Only the settings of this run may name code, and never that of the folder.
-        saved = load(arrays_of(data.checkpoint), allow_code=":" in config.attention)
+        named = ":" in config.attention or bool(config.model.own_parts)
+        saved = load(arrays_of(data.checkpoint), allow_code=named)
     _check_masked(type(saved.model).__name__)
     size = saved.model.encoder.vocab_size
     if size < dataset.vocab_size:
