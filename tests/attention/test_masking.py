@@ -1,5 +1,6 @@
 """Masks in all their shapes."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ def test_one_mask_in_many_forms(mask) -> None:
     assert expected is not None
     got = masking.padding_mask(mask, 2, 5)
     np.testing.assert_array_equal(got, expected)
+    traced = jax.jit(lambda mask: masking.padding_mask(mask, 2, 5))(jnp.asarray(mask))
+    np.testing.assert_array_equal(traced, expected)
     pairs = masking.pair_mask(mask, 2, 3, 4, 5)
     assert pairs is not None
     np.testing.assert_array_equal(pairs, PADDING[:, None, None])

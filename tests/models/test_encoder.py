@@ -101,6 +101,14 @@ def test_a_padded_row_is_the_row_alone(
         assert_close(rows[i, cls_token:][real], alone[cls_token:])
 
 
+def test_a_memory_passes_from_block_to_block() -> None:
+    model = encoder(mechanism="luna", num_layers=2)
+    before = model(TOKENS)
+    kernel = model.blocks[0].attention.memory_out.kernel
+    kernel[...] = kernel[...][::-1]
+    assert jnp.abs(model(TOKENS) - before).max() > 1e-3
+
+
 def test_the_last_row() -> None:
     model = SequenceClassifier(
         9, 3, pooling="last", mechanism="softmax", max_length=8, rngs=nnx.Rngs(0)
