@@ -15,7 +15,10 @@ from lra_jax.reports.runs import Group
 from lra_jax.reports.table import Table
 from lra_jax.tasks import get_task
 
-SETTINGS = "Every setting of the mechanisms with several, the best by validation first."
+SETTINGS = (
+    "Every setting of the mechanisms with several, the best by validation first; "
+    "scores are not scaled."
+)
 
 
 class Family(NamedTuple):

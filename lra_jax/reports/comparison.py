@@ -90,7 +90,7 @@ def model_name(group: Group) -> str:
     """A mechanism, its options, and the settings that are not the preset's, except for
     those that were tuned."""
     model = group.config.model
-    named = {"model.attention_options", "model.is_causal", *tuned_names(group)}
+    named = {"model.attention_options", "model.is_causal", *_tuned_names(group)}
     parts = [group.config.attention, model.attention_options]
     parts += settings_unlike_preset(group, apart_from=named)
     if not model.is_causal:
@@ -98,7 +98,7 @@ def model_name(group: Group) -> str:
     return " ".join(filter(None, parts))
 
 
-def tuned_names(group: Group) -> tuple[str, ...]:
+def _tuned_names(group: Group) -> tuple[str, ...]:
     """The settings of which a row shows the best value by validation."""
     protocol = get_task(group.config.task).sweeps.get(group.config.preset, {})
     return tuple(dict.fromkeys(("train.learning_rate", *protocol)))

@@ -7,7 +7,7 @@ another test.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,6 @@ from lra_jax.reports.comparison import (
     differing_data,
     differing_starts,
     model_name,
-    tuned_names,
 )
 from lra_jax.reports.page import Items, Part, Section
 from lra_jax.reports.runs import Group
@@ -61,12 +60,8 @@ class Test(NamedTuple):
 
 
 _WORDS = (
-    "Test accuracy in percent, for the setting with the best validation accuracy, or "
-    "the lowest validation loss where that chooses the checkpoints; the last column "
-    "has what was tuned, in the order of the tests. Settings that lack some of the "
-    "seeds are not compared, nor are any where a validation score is missing. Where a "
-    "test is scaled, 0 is "
-    "chance and 100 all correct. State is the count of numbers that all layers keep "
+    "Settings that lack some of the seeds are not compared. Where a test is scaled, 0 "
+    "is chance and 100 all correct. State is the count of numbers that all layers keep "
     "from one position to the next, for softmax at the longest sequence."
 )
 _PUBLISHED = (
@@ -219,7 +214,7 @@ def _mean(row: Mapping[str, Group]) -> float:
 def suite_table(best: Best, tests: Sequence[Test]) -> Table:
     """A row for each model, then chance, then the published rows."""
     names = [test.name for test in tests]
-    head = ("model", *names, "mean", "state", "parameters", "settings")
+    head = ("model", *names, "mean", "state", "parameters", "seeds", "source")
     rows = [
         (
             model,
@@ -228,9 +223,10 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
                 for name in names
             ),
             number(_mean(row) if len(row) == len(names) else None, ".1f"),
-            _span(row, "state_size"),
-            _span(row, "parameters"),
-            _settings([row[name] for name in names if name in row]),
+            _span(group.results[0].state_size for group in row.values()),
+            _span(group.results[0].parameters for group in row.values()),
+            _span(len(group.runs) for group in row.values()),
+            "",
         )
         for model, row in best.items()
     ]
@@ -239,7 +235,7 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
         for t in tests
     )
     others = [
-        ("chance", *(number(x, ".1f") for x in chances), *[""] * 4),
+        ("chance", *(number(x, ".1f") for x in chances), *[""] * 5),
         *_published_rows(tests),
     ]
     return Table(head, [*rows, *others], words=(0, len(head) - 1), ours=len(rows))
@@ -283,32 +279,15 @@ def _published_rows(tests: Sequence[Test]) -> list[tuple[str, ...]]:
     lines = []
     for (model, source), cells in rows.items():
         accuracies = (number(cells.get(test.name), ".1f") for test in tests)
-        lines.append((f"published: {model}", *accuracies, "", "", "", source))
+        lines.append((f"published: {model}", *accuracies, *[""] * 4, source))
     return lines
 
 
-def _span(row: Mapping[str, Group], name: str) -> str:
-    """A number of the results, which may differ between tests."""
-    values: Any = {getattr(group.results[0], name) for group in row.values()} - {None}
+def _span(numbers: Iterable[float | None]) -> str:
+    """The least and the greatest number, as they may differ between tests."""
+    values = {number for number in numbers if number is not None}
     ends = dict.fromkeys((min(values), max(values))) if values else ()
     return " to ".join(f"{value:,}" for value in ends) or "-"
-
-
-def _settings(groups: Sequence[Group]) -> str:
-    """The learning rate and all else that was tuned in each test, and the number of
-    seeds."""
-    words = []
-    for name in dict.fromkeys(name for group in groups for name in tuned_names(group)):
-        values = []
-        for group in groups:
-            value = group.config.identity()[name] if name in tuned_names(group) else "-"
-            values.append(f"{value:.2g}" if isinstance(value, float) else str(value))
-        words.append(f"{_PLURALS.get(name, name)} {', '.join(values)}")
-    seeds = sorted({len(group.runs) for group in groups})
-    return "; ".join([*words, f"seeds: {', '.join(map(str, seeds))}"])
-
-
-_PLURALS = {"train.learning_rate": "rates", "train.weight_decay": "weight decays"}
 
 
 def heat_map(
