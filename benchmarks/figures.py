@@ -5,6 +5,7 @@ suites: mechanisms by tests, and accuracy against the length of the sequence.
 recall_state: recall against the pairs to recall, and against the size of the state.
   A layer of a given width has the same number of parameters however many heads it has,
   but a linear mechanism with N heads of H columns keeps N H^2 numbers.
+cost: time and memory of attention against the length, the README's first picture.
 grid: where cosFormer looks in an image, in one dimension and in two. The image is
   synthetic, and queries and keys are those of an untrained layer, ``ReLU(W (p, 1))`` of
   each pixel's value p: a pixel looks at others by brightness, and every other effect is
@@ -88,6 +89,29 @@ def _label(result: Result) -> str:
         f"seed {result['seed']}" if result["seed"] else "",
     )
     return ", ".join(filter(None, parts))
+
+
+def draw_cost() -> Chart:
+    """Forward and backward; sizes and texts for a page of 830 pixels."""
+    report = read("benchmark/attention.json")
+    lines: dict[str, list[Result]] = {}
+    for row in report["rows"]:
+        if row["work"] == "forward+backward" and row["status"] == "measured":
+            lines.setdefault(row["attention"].partition("[")[0], []).append(row)
+    units = {"time, ms": ("median_ms", 1.0), "peak memory, GB": ("peak_bytes", 1e9)}
+    panels = []
+    for unit_of, (key, unit) in units.items():
+        curves = [
+            Line(
+                name, [row["length"] for row in rows], [row[key] / unit for row in rows]
+            )
+            for name, rows in lines.items()
+        ]
+        lengths = sorted({x for line in curves for x in line.x})
+        settings = {"title": unit_of, "xlabel": "tokens"}
+        panels.append(Panel(curves, is_log=True, lengths=lengths, settings=settings))
+    heading = f"Forward + backward, 8 heads of 64, {report['device']}"
+    return Chart("cost", panels, size=(4.1, 3.3), title=heading)
 
 
 def draw_suites() -> Chart:
@@ -189,6 +213,7 @@ FIGURES: dict[str, Callable[[], Chart]] = {
     "pathfinder": functools.partial(
         draw_curves, "pathfinder", "Pathfinder, 32 x 32 pixels", {"chance": 50.0}
     ),
+    "cost": draw_cost,
     "suites": draw_suites,
     "recall_state": draw_recall_state,
     "grid": draw_grid,

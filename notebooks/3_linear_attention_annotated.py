@@ -154,3 +154,18 @@ for place, (name, matrix) in zip(axes, matrices.items(), strict=True):
     place.set(title=f"{name}, rank {rank}", xlabel="key", xticks=[], yticks=[])
 axes[0].set(ylabel="query")
 plt.show()
+
+# %% [markdown]
+# What to see:
+#
+# - **Softmax** picks single keys, a few dark cells in each row, and has full rank. The
+#   others are products of narrow matrices, so their rank stays low: at most the width
+#   for linear and Flow-Attention, twice the width for cosFormer, the number of slots
+#   for Linformer.
+# - **Linear** and **Flow-Attention** spread their weight over all keys. Vertical
+#   stripes are keys that every query attends to; competition and allocation only scale
+#   columns and rows.
+# - **cosFormer** is paler in the corners far from the diagonal: the cosine prefers near
+#   positions. White stripes are keys of which ReLU leaves little.
+# - **Linformer**'s weights may be negative, and follow the random slots, not the keys.
+#   A model learns its projections.

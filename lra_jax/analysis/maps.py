@@ -6,7 +6,7 @@ tokens: characters, words or ids.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -23,8 +23,10 @@ from lra_jax.reports.page import Section
 
 _CELLS = 200  # per side of a drawn matrix
 _COLUMNS = 64  # characters per line
+_NAMES = 28  # of a tree side by side
 _MOST_LINES = 40
 _LEAST_COLUMNS = 8  # words per line; longer ones are cut
+_MOST_KINDS = 24
 _DOT = "\N{MIDDLE DOT}"  # for what cannot be shown
 
 _EVEN = "mean over the heads; 1 is an even share"
@@ -148,13 +150,23 @@ def maps_section(maps: Maps, saved: Any, title: str) -> Section:
     """The matrices of one layer, and the example shaded by what its tokens receive."""
     parts = [_matrices(maps)]
     if maps.competition is not None and maps.allocation is not None:
-        parts.append(_flows(maps.competition, maps.allocation))
+        flows = {"competition": maps.competition, "allocation": maps.allocation}
+        parts.append(draw_flows(flows, _kinds(maps, saved)))
     for name, (unit, meaning) in _SCORES.items():
         values = getattr(maps, name)
         if values is not None:
             score = Score(name, unit, values.mean(0), meaning)
             parts.append(_example(score, maps, saved))
     return Section(title, parts)
+
+
+def _kinds(maps: Maps, saved: Any) -> list[str]:
+    """The kind of each position; those of an image are thirds of it."""
+    if saved.dataset.image_shape is not None:
+        thirds = np.arange(maps.received.shape[-1]) * 3 // maps.received.shape[-1]
+        return [("upper third", "middle", "lower third")[n] for n in thirds]
+    decode = saved.dataset.decode or saved.task.decode
+    return token_kinds(split_words(maps.tokens, decode))
 
 
 def _matrices(maps: Maps) -> Chart:
@@ -192,30 +204,54 @@ def _matrices(maps: Maps) -> Chart:
     )
 
 
-def _flows(competition: np.ndarray, allocation: np.ndarray) -> Chart:
-    flows = {"competition": competition, "allocation": allocation}
-    panels = []
-    for name, values in flows.items():
-        heads = enumerate(values, 1)
-        x = np.arange(1, values.shape[1] + 1)
-        lines = [charts.Line(f"head {head}", x, row) for head, row in heads]
-        settings = {"xlabel": "position"} if name == "allocation" else {}
-        panels.append(Panel(lines, settings=settings))
+def draw_flows(flows: Mapping[str, np.ndarray], kinds: Sequence[str]) -> Chart:
+    """Flow-Attention's flows `[N, T]` of the tokens, grouped by their kinds `[T]`."""
+    groups = {kind: np.flatnonzero(np.array(kinds) == kind) for kind in {*kinds}}
+    first = next(iter(flows.values())).mean(0)
+    names = sorted(groups, key=lambda kind: first[groups[kind]].mean())
+    order = np.array([names.index(kind) for kind in kinds])
+
+    def panel(values: np.ndarray) -> Panel:
+        def draw(_: Figure, axis: Axes) -> None:
+            """A dot for each token, and the mean of its kind."""
+            for head, row in enumerate(values):
+                looks = charts.line_style(head) | {"linestyle": ""}
+                places = 0.6 * (head - (len(values) - 1) / 2) / len(values)
+                colour = looks["color"]
+                axis.plot(order + places, row, ".", alpha=0.25, color=colour)
+                means = [row[groups[kind]].mean() for kind in names]
+                x = np.arange(len(names)) + places
+                axis.plot(x, means, label=f"mean of head {head + 1}", **looks)
+            axis.set_xticks(range(len(names)), names)
+
+        return Panel((), draw)
+
     caption = (
-        "Flow-Attention's conserved flows: how much each source has after the "
-        "competition (1 is an even share), and what share of its incoming flow each "
-        "sink is allocated (sigmoid(1) = 0.73 where flows are even)."
+        "Flow-Attention's conserved flows by kind of token: how much each source has "
+        "after the competition (1 is an even share), and what share of its incoming "
+        "flow each sink is allocated (sigmoid(1) = 0.73 where flows are even)."
     )
     return Chart(
         "map-flow",
-        panels,
+        [panel(values) for values in flows.values()],
         caption,
-        data=flows,
+        data={**flows, "kinds": list(kinds)},
         columns=1,
         size=(8.5, 2.4),
         ylabels=[*flows],
         layout={"sharex": True},
     )
+
+
+def token_kinds(words: Sequence[str]) -> list[str]:
+    """The words themselves if they are few, otherwise what they are made of."""
+    if len({*words}) <= _MOST_KINDS:
+        return list(words)
+    tests = {"letters": str.isalpha, "numbers": str.isdigit, "blanks": str.isspace}
+    return [
+        next((kind for kind, holds in tests.items() if holds(word)), "others")
+        for word in words
+    ]
 
 
 def _example(score: Score, maps: Maps, saved: Any) -> Chart:
@@ -309,8 +345,7 @@ def draw_tree(tree: Any, score: Score) -> Chart:
     """An expression as a tree: operators above their arguments, leaves in order."""
     places, values = tree.places, score.values
     nodes = sorted(places)
-    are_few = len(nodes) <= 120
-    named = nodes if are_few else _top(tree)
+    named = _apart(nodes if len(nodes) <= 120 else _top(tree), places)
     looks: dict[str, Any] = {
         "cmap": charts.RAMP,
         "norm": charts.colour_scale(values),
@@ -329,9 +364,8 @@ def draw_tree(tree: Any, score: Score) -> Chart:
         for child, parent in tree.parents.items():
             ends = np.array([places[child], places[parent]]).T
             axis.plot(*ends, color="#bbbbbb", linewidth=0.6, zorder=1)
-        drawn = scatter(axis, nodes, 280 if are_few else 12, 2)
-        if not are_few:
-            scatter(axis, named, 230, 3)
+        drawn = scatter(axis, nodes, 12, 2)
+        scatter(axis, named, 230, 3)
         spots = [places[node] for node in named]
         words = [tree.words[node] for node in named]
         charts.letters(axis, drawn, values[named], spots, words)
@@ -341,6 +375,17 @@ def draw_tree(tree: Any, score: Score) -> Chart:
     panel = Panel((), draw, integers="xy", settings={"xlabel": "leaf"})
     name = f"map-{score.name}"
     return Chart(name, [panel], "", size=(9.5, 4.2), ylabels=["depth"])
+
+
+def _apart(nodes: Sequence[int], places: Mapping[int, Any]) -> list[int]:
+    """Those of the nodes whose names do not collide, the first ones."""
+    room = max(x for x, _ in places.values()) / _NAMES
+    apart: list[int] = []
+    for node in nodes:
+        x, depth = places[node]
+        if all(places[n][1] != depth or abs(places[n][0] - x) > room for n in apart):
+            apart.append(node)
+    return apart
 
 
 def _top(tree: Any) -> list[int]:

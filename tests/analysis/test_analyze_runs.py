@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from lra_jax import analyze
+from lra_jax.analysis import maps as maps_module
 from lra_jax.analysis.maps import (
     Maps,
     Score,
@@ -19,6 +20,7 @@ from lra_jax.analysis.maps import (
     maps_section,
     shortest,
     split_words,
+    token_kinds,
 )
 from lra_jax.configs import get_preset
 from lra_jax.data import listops_language
@@ -70,6 +72,7 @@ def test_maps_of_a_run(workdir, tmp_path):
     competition = np.array(flow["competition"])
     assert competition.shape == (2, length) and 0.5 < competition.mean() < 1.5
     assert 0.5 < np.array(flow["allocation"]).mean() < 1
+    assert len(flow["kinds"]) == length and {"]"} < set(flow["kinds"])
 
 
 SMALL = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "qkv_dim": 8, "mlp_dim": 8}
@@ -201,6 +204,18 @@ def test_images_and_text(task, shape, tmp_path):
     page = Page("Maps", tmp_path)
     page.add(maps_section(maps, Saved(task, shape), "an example"))
     assert (tmp_path / "map-received.png").stat().st_size > 1000
+
+
+def test_tokens_are_grouped_by_kind():
+    assert token_kinds(["[MAX", "3", "3", "]"]) == ["[MAX", "3", "3", "]"]
+    words = [*"abcdefghijklmnopqrstuvwxyz", "7", " ", "+"]
+    assert token_kinds(words) == ["letters"] * 26 + ["numbers", "blanks", "others"]
+
+
+def test_names_of_a_tree_do_not_collide():
+    """The first of neighbours is named; nodes of other depths are no neighbours."""
+    places = {0: (0.0, 1), 1: (1.0, 2), 2: (1.5, 2), 3: (50.0, 2), 4: (100.0, 3)}
+    assert maps_module._apart([*places], places) == [0, 1, 3, 4]
 
 
 def test_the_shortest_example():
