@@ -140,7 +140,8 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
     kind = f"images of {shape[0]} x {shape[1]}" if shape else "sequences"
     size = dataset.vocab_size
     tokens = f"vectors of {size}" if dataset.token_shape else f"ids below {size}"
-    targets = "numbers" if dataset.has_numbers else f"{dataset.num_classes} classes"
+    has_numbers = dataset.has_numbers or not dataset.num_classes
+    targets = "numbers" if has_numbers else f"{dataset.num_classes} classes"
     print(
         f"{' and '.join(dataset.sequences)}: {kind} of at most {dataset.max_length}, "
         f"{tokens}; {targets}"

@@ -64,6 +64,7 @@ def scores(
 def make_act(dataset: ControlDataset, model: Any, count: int) -> Act:
     """The model as a policy for this many episodes, compiled once for all of them."""
     graphdef, params = nnx.split(model)
+    stream, reread = _programs(graphdef)
     # On one device: these batches are small.
     params = jax.device_put(jax.device_get(params), jax.local_devices()[0])
     world, context = dataset.environment, dataset.context
@@ -72,7 +73,8 @@ def make_act(dataset: ControlDataset, model: Any, count: int) -> Act:
     returns = np.zeros((*shape, 1), np.float32)
     states = np.zeros((*shape, world.state_dim), np.float32)
     actions = np.zeros((*shape, world.action_dim), np.float32)
-    times = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+    steps = np.minimum(np.arange(shape[1], dtype=np.int32), world.horizon - 1)
+    times = np.broadcast_to(steps, shape)
     rows, past = (returns, states, actions, times), None
 
     def act(step: int, now: np.ndarray, rewards: np.ndarray) -> np.ndarray:
@@ -83,28 +85,33 @@ def make_act(dataset: ControlDataset, model: Any, count: int) -> Act:
         if dataset.acting == "stream":
             places = step, step, step - 1, step
             inputs = [row[:, place] for row, place in zip(rows, places, strict=True)]
-            chosen, past = _stream(graphdef, params, inputs, past)
+            chosen, past = stream(params, inputs, past)
         else:
             first = max(0, step + 1 - context)
             inputs = [row[:, first : first + context] for row in rows]
-            chosen = _reread(graphdef, params, inputs, np.int32(step - first))
+            chosen = reread(params, inputs, np.int32(step - first))
         actions[:, step] = chosen
         return actions[:, step]
 
     return act
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _stream(graphdef: Any, params: Any, inputs: Any, past: Any) -> Any:
-    """The next actions, and the past with this step."""
-    model: Any = nnx.merge(graphdef, params)
-    return model.step(*inputs, past)
+@functools.lru_cache(maxsize=4)
+def _programs(graphdef: Any) -> tuple[Any, Any]:
+    """How a model acts by a stream and by its context, each compiled once in a run."""
 
+    @jax.jit
+    def stream(params: Any, inputs: Any, past: Any) -> Any:
+        """The next actions, and the past with this step."""
+        model: Any = nnx.merge(graphdef, params)
+        return model.step(*inputs, past)
 
-@functools.partial(jax.jit, static_argnums=0)
-def _reread(graphdef: Any, params: Any, inputs: Any, last: Any) -> jax.Array:
-    """The actions at a step of a window, of which later ones are not real."""
-    model: Any = nnx.merge(graphdef, params)
-    lengths = jnp.full(len(inputs[0]), last + 1)
-    actions = model(*inputs, lengths)
-    return jax.lax.dynamic_index_in_dim(actions, last, 1, keepdims=False)
+    @jax.jit
+    def reread(params: Any, inputs: Any, last: Any) -> jax.Array:
+        """The actions at a step of a window, of which later ones are not real."""
+        model: Any = nnx.merge(graphdef, params)
+        lengths = jnp.full(len(inputs[0]), last + 1)
+        actions = model(*inputs, lengths)
+        return jax.lax.dynamic_index_in_dim(actions, last, 1, keepdims=False)
+
+    return stream, reread

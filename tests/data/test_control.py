@@ -5,6 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
+from lra_jax.data import __main__ as data_command
 from lra_jax.data import control, control_files, pipeline
 from lra_jax.data.environments import Pendulum
 
@@ -199,6 +200,16 @@ def test_files_of_another_kind(tmp_path, name):
         prepare(file)
     with pytest.raises(ValueError, match=r"--data\.path: .* does not exist"):
         prepare(tmp_path / "missing.npz")
+
+
+def test_data_in_words(tmp_path, capsys):
+    file = write(tmp_path / "a.npz", episodes())
+    flags = ("--task=control", f"--data.path={file}", "--data.context=4")
+    for action in ("describe", "sample"):
+        data_command.main([action, *flags])
+    printed = capsys.readouterr().out
+    assert "sequences of at most 12, vectors of 3; numbers" in printed
+    assert " of an episode\ntokens (4): 4 steps of 3 channels" in printed
 
 
 def test_too_few_episodes(tmp_path):

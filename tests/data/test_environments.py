@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,8 @@ def test_a_step_of_the_pendulum():
 def test_the_pendulum_moves_as_that_of_gymnasium():
     import gymnasium
 
-    theirs, ours = gymnasium.make("Pendulum-v1", g=10.0).unwrapped, Pendulum()
+    theirs: Any = gymnasium.make("Pendulum-v1", g=10.0).unwrapped
+    ours = Pendulum()
     cos, sin, speed = ours.reset([1])[0].tolist()
     theirs.reset(seed=0)
     theirs.state = np.array([math.atan2(sin, cos), 8 * speed])

@@ -1,5 +1,7 @@
 """Control from flags to a return, by small models of few steps."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +49,7 @@ def config(data_dir, tmp_path):
 def untrained(run):
     """The dataset of a run, and its model before training."""
     task = get_task("control")
-    dataset = task.prepare(run.data)
+    dataset: Any = task.prepare(run.data)
     return dataset, task.make_model(run, dataset, nnx.Rngs(0))
 
 
@@ -61,7 +63,8 @@ def test_a_run_is_scored_by_acting(config, tmp_path, capsys):
     run = config(context=100)
     result = train.run(run)
     assert result["metric"] == "return" and "test return" in capsys.readouterr().out
-    low, high = load_run(run.workdir).dataset.references
+    dataset: Any = load_run(run.workdir).dataset
+    low, high = dataset.references
     share = (result["test_raw_return_last"] - low) / (high - low)
     assert result["test_return_last"] == pytest.approx(share)
     assert result["test_accuracy_last"] == pytest.approx(100 * share)
@@ -165,7 +168,7 @@ def test_the_loss_is_of_real_steps():
 def test_presets_make_models(preset):
     config = get_preset("control", preset, "cosformer")
     get_task("control").check(config)
-    data = config.data
+    data: Any = config.data
 
     class Dataset:
         environment, acting, context = Pendulum(), data.acting, data.context
