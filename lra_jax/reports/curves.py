@@ -96,7 +96,8 @@ def chart(task: str, lines: Sequence[charts.Line], metric: str = "accuracy") -> 
         )
     size = (8 if len(groups) == 1 else 4.6, 4)
     label = f"validation {metric}, %"
-    return Chart(f"curves-{task}", panels, caption, size=size, ylabels=(label,))
+    name = f"curves-{task}".replace(":", ".")  # A file, and a relative address.
+    return Chart(name, panels, caption, size=size, ylabels=(label,))
 
 
 def by_length(lines: Sequence[charts.Line]) -> list[list[charts.Line]]:
