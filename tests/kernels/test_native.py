@@ -101,14 +101,17 @@ SIZES = [
 ]
 
 
-# Of the gated ones, other tests have long rows without padding.
+# All sizes of linear attention, whose loops the others share; of the gated ones, other
+# tests have long rows.
 CASES = [
-    (name, is_causal, masked, number)
+    (name, is_causal, True, number)
     for name, is_causal in OWN
-    for masked, number in (
-        *((True, 0), (True, 1), (True, 3)),
-        *(() if name in GATED else ((True, 2), (False, 4))),
-    )
+    for number in ((1, 3) if name in GATED else (1, 2, 3))
+]
+CASES += [
+    ("linear", is_causal, masked, number)
+    for is_causal in (True, False)
+    for masked, number in ((True, 0), (False, 4))
 ]
 
 
@@ -141,10 +144,11 @@ def ids_of(lengths: list[int]) -> np.ndarray:
 
 
 SHORT = ([30, 40, -5], [60, 15])
-PACKED: list[tuple] = [
-    (name, is_causal, rows, {})
+PACKED: list[tuple] = [(name, is_causal, DOCUMENTS, {}) for name, is_causal in OWN]
+PACKED += [
+    (name, is_causal, ONE_LONG_ROW, {})
     for name, is_causal in OWN
-    for rows in (DOCUMENTS, ONE_LONG_ROW)
+    if name in ("linear", "flow", "gla")
 ]
 # No denominators, and a maximum of the features for each document.
 PACKED += [("norm", is_causal, SHORT, {}) for is_causal in (True, False)]
@@ -213,13 +217,16 @@ OPTIONS: list[tuple[str, dict]] = [
     ("performer", EXACT),
     ("performer", EXACT | {"hyperbolic": True}),
 ]
+# The causal forms refuse the others, see below; both forms have the same features.
 OPTIONS_OF_FORMS = [
-    (name, more, is_causal)
+    (name, more, True)
     for name, more in OPTIONS
-    for is_causal in (True, False)
-    # The causal forms refuse the others, see below.
-    if not is_causal
-    or (more.get("clip", 1) not in (None, 40.0) and more.get("kernel") != "softmax")
+    if more.get("clip", 1) not in (None, 40.0) and more.get("kernel") != "softmax"
+]
+OPTIONS_OF_FORMS += [
+    (name, more, False)
+    for name, more in OPTIONS
+    if (name, *more) != ("linear", "feature_map")
 ]
 
 
