@@ -6,8 +6,7 @@ alone, the same number of heads in all, norms before attention and MLP, LayerSca
 the MLP, and a linear layer after the mean over positions and its norm.
 
 small (default): the digits, 64 positions and then 16 of 8 x 8 pixels; two blocks 32
-wide and two of 64, 4 heads; AdamW at 2e-3 with a cosine, 700 steps of 64, about 40
-epochs.
+wide and two of 64, 4 heads; AdamW at 2e-3 with a cosine, 500 steps of 64, 28 epochs.
   Command: python -m lra_jax.train --task=images --attention=flow
 official: thuml/Flowformer, folder Flowformer_CV, on the code of DeiT: images of 224 in
 patches of 4, stages of 3, 3, 10 and 3 blocks, 96 to 768 wide, 12 heads; 43,311,304
@@ -73,14 +72,14 @@ PRESETS = families.presets(
     "images",
     small=families.Preset(
         train=TrainConfig(
-            steps=700,
+            steps=500,
             batch_size=64,
             eval_batch_size=64,
             learning_rate=2e-3,
-            warmup=70,
+            warmup=50,
             weight_decay=0.05,
             decay_vectors=False,
-            eval_every=70,
+            eval_every=50,
         ),
         model=families.encoder(
             **_MODEL,
