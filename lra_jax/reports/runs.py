@@ -145,10 +145,11 @@ def read_runs(*folders: Path, allow_code: bool = False) -> tuple[list[Run], list
             try:
                 run = _read_run(place, allow_code)
                 runs.setdefault(run.folder.resolve(), run)
+            except InputError as error:
+                problems.append(f"{place}: {error}")
             except Exception as error:  # Whatever is in one folder, others are read.
-                known = isinstance(error, ValueError)
-                kind = "" if known else f"{type(error).__name__}: "
-                problems.append(f"{place}: {kind}{on_one_line(error)}")
+                kind = type(error).__name__
+                problems.append(f"{place}: {kind}: {on_one_line(error)}")
     if not runs:
         raise expected("RUNS", "runs that can be read", problems[0])
     return list(runs.values()), list(dict.fromkeys(problems))
