@@ -91,7 +91,7 @@ def make_plan(args: Sequence[str]) -> list[runs.Planned]:
             for name, test in tests.items()
             if {*(presets or [next(iter(test.presets))])} & test.sweeps.keys()
         ]
-    meanings: dict[str, tuple[str, str]] = {}
+    meanings: dict[str, tuple[str, type]] = {}
     plan = []
     for task, name, preset in itertools.product(
         tasks or [""], names or [""], presets or [""]
@@ -142,7 +142,7 @@ def _choices(
     shared: Sequence[str],
     flags: Mapping[str, str | None],
     test: Task | None,
-    meanings: dict[str, tuple[str, str]],
+    meanings: dict[str, tuple[str, type]],
 ) -> tuple[list[str], list[list[str]]]:
     """The flags with one value, and for each of the others a word per value.
 
@@ -150,7 +150,8 @@ def _choices(
       shared: the flags that name the task, the mechanism and the preset.
       flags: all others.
       test: whose protocol varies further flags, apart from those.
-      meanings: the task in which each flag was seen first, and its setting there.
+      meanings: the task in which each flag was seen first, and the class that declares
+        it there.
 
     Raises:
       ValueError: a flag is unknown, or means something else for an earlier task.
@@ -185,7 +186,7 @@ def _choices(
 
 
 def _check_meaning(
-    flag: str, preset: Config, meanings: dict[str, tuple[str, str]]
+    flag: str, preset: Config, meanings: dict[str, tuple[str, type]]
 ) -> None:
     """Refuses a data setting that several tasks have by name only: they declare it
     apart from each other, and not in a base class of their settings.
@@ -196,17 +197,13 @@ def _check_meaning(
     part, _, name = flag.removeprefix("--").partition(".")
     if part != "data":
         return
-    kinds = [
-        kind.__name__
-        for kind in type(preset.data).__mro__
-        if name in vars(kind).get("__annotations__", {})
-    ]
-    setting = f"{kinds[-1]}.{name}"
-    task, theirs = meanings.setdefault(flag, (preset.task, setting))
-    if theirs != setting:
+    kinds = type(preset.data).__mro__
+    first = [x for x in kinds if name in getattr(x, "__dataclass_fields__", {})][-1]
+    task, kind = meanings.setdefault(flag, (preset.task, first))
+    if kind is not first:
         needed = f"a sweep of its own for --task={task} and --task={preset.task}"
-        got = f"{theirs} of the one and {setting} of the other"
-        raise expected(flag, needed, got)
+        both = f"{kind.__name__}.{name} of the one and {first.__name__}.{name}"
+        raise expected(flag, needed, f"{both} of the other")
 
 
 if __name__ == "__main__":
