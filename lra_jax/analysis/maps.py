@@ -215,7 +215,7 @@ def draw_flows(flows: Mapping[str, np.ndarray], kinds: Sequence[str]) -> Chart:
         def draw(_: Figure, axis: Axes) -> None:
             """A dot for each token, and the mean of its kind."""
             for head, row in enumerate(values):
-                looks = charts.line_style(head) | {"linestyle": ""}
+                looks: Any = charts.line_style(head) | {"linestyle": ""}
                 places = 0.6 * (head - (len(values) - 1) / 2) / len(values)
                 colour = looks["color"]
                 axis.plot(order + places, row, ".", alpha=0.25, color=colour)

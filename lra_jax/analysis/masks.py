@@ -8,7 +8,7 @@ mechanism `local`, softmax over 8 positions on each side.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,14 +23,14 @@ from lra_jax.attention import registry
 from lra_jax.errors import InputError
 from lra_jax.models import MultiHeadAttention
 from lra_jax.models.layers import LayerNorm
-from lra_jax.reports.charts import Chart, Line, Panel
+from lra_jax.reports import charts
+from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.page import Section
 from lra_jax.reports.table import Table
 
 _WIDTH, _HEADS, _LAYERS = 128, 2, 12
 _OPTIONS = {"local": {"window": 8}}
 _LENGTHS = (32, 128, 512)
-_FLOOR = 1e-7  # rounding of float32
 
 
 def masks_section(names: Sequence[str], length: int, seeds: Sequence[int]) -> Section:
@@ -41,13 +41,14 @@ def masks_section(names: Sequence[str], length: int, seeds: Sequence[int]) -> Se
         for kind, norm in kinds.items():
             runs = [_residuals(layer, norm, length, seed) for seed in seeds]
             curves[kind][label] = np.mean(runs, 0)
-    steps, panels = range(_LAYERS + 1), []
-    for kind, of_kind in curves.items():
-        lines = [Line(x, steps, np.maximum(y, _FLOOR)) for x, y in of_kind.items()]
-        settings = {"title": kind, "xlabel": "layer"}
-        panels.append(Panel(lines, is_log=True, integers="x", settings=settings))
     caption = f"Relative residual of {length} tokens, means over {len(seeds)} draws."
-    chart = Chart("masks", panels, caption, data=curves, ylabels=["relative residual"])
+    panels = [
+        _heat_map(of_kind, "residual, %", range(_LAYERS + 1), kind)
+        for kind, of_kind in curves.items()
+    ]
+    chart = Chart(
+        "masks", panels, caption, data=curves, size=_size(curves["with norms"])
+    )
     columns = [(kind, layer) for kind in kinds for layer in (1, 4, _LAYERS)]
     rows = [
         (label, *(f"{curves[kind][label][layer]:.2g}" for kind, layer in columns))
@@ -67,17 +68,30 @@ def widths_section(names: Sequence[str], seeds: Sequence[int]) -> Section:
             continue  # FNet mixes columns, too, so it has no matrix.
         gaps[label] = [spectral_gap(x).mean() for x in matrices]
         sinks[label] = [attention_sink(x).mean() for x in matrices]
-    lines = [Line(label, _LENGTHS, y) for label, y in gaps.items()]
-    settings = {"xlabel": "tokens", "ylabel": "1 - s2 / s1"}
-    caption = f"Gap of the singular values, means over heads and {len(seeds)} draws."
+    caption = (
+        "The gap of the first two singular values, 1 - s2 / s1, and the largest "
+        f"share of one key, by tokens; means over heads and {len(seeds)} draws."
+    )
+    panels = [
+        _heat_map(gaps, "gap, %", _LENGTHS, "gap"),
+        _heat_map(sinks, "share, %", _LENGTHS, "sink"),
+    ]
     data = {"lengths": _LENGTHS, "gap": gaps, "sink": sinks}
-    panels = [Panel(lines, lengths=_LENGTHS, settings=settings)]
-    chart = Chart("widths", panels, caption, data=data, size=(6, 4))
+    chart = Chart("widths", panels, caption, data=data, size=_size(gaps))
     rows = [
         (label, *(f"{x:.3f}" for x in (*y, *sinks[label]))) for label, y in gaps.items()
     ]
     heads = (f"{kind}, {n} tokens" for kind in ("gap", "sink") for n in _LENGTHS)
     return Section("Width: gaps and sinks", [chart, Table(("mechanism", *heads), rows)])
+
+
+def _heat_map(rows: Mapping[str, Any], unit: str, columns: Any, title: str) -> Panel:
+    cells, names = 100 * np.stack([*rows.values()]), [*map(str, columns)]
+    return charts.heat_map(cells, [*rows], names, unit, {"title": title})
+
+
+def _size(rows: Mapping[str, Any]) -> tuple[float, float]:
+    return 5.5, 1.2 + 0.2 * len(rows)
 
 
 def _layers(names: Sequence[str]) -> Iterator[tuple[str, Any]]:

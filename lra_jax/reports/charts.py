@@ -185,20 +185,26 @@ def image(
     return Panel(draw=draw, integers="xy", settings=settings)
 
 
-def heat_map(cells: Any, rows: Sequence[str], columns: Sequence[str]) -> Panel:
+def heat_map(
+    cells: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    label: str = "accuracy, %",
+    settings: Mapping[str, Any] = {},
+) -> Panel:
     """A panel of percentages `[rows, columns]` as shades with numbers; NaN leaves a
     cell empty."""
     matrix = np.asarray(cells)
 
     def draw(figure: Figure, axis: Axes) -> None:
-        drawn = draw_image(figure, axis, matrix, "accuracy, %", vmin=0.0, vmax=100.0)
+        drawn = draw_image(figure, axis, matrix, label, vmin=0.0, vmax=100.0)
         axis.set_xticks(range(len(columns)), columns, rotation=40, ha="right")
         axis.set_yticks(range(len(rows)), rows)
         known = [(x, y) for y, x in np.argwhere(np.isfinite(matrix)).tolist()]
         shades = [matrix[y, x] for x, y in known]
         letters(axis, drawn, shades, known, [f"{round(value)}" for value in shades])
 
-    return Panel(draw=draw)
+    return Panel(draw=draw, settings=settings)
 
 
 def draw_lines(axis: Axes, lines: Sequence[Line]) -> None:
