@@ -26,7 +26,7 @@ the training split is held out.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lra_jax.configs import families
 from lra_jax.configs.base import DataConfig, TrainConfig
@@ -54,6 +54,11 @@ class ImagesData(DataConfig):
         """See the base class."""
         side = self.size or (8 if self.path is None else 32)
         return side, side
+
+    @property
+    def reader_arguments(self) -> dict[str, Any]:
+        """See the base class."""
+        return super().reader_arguments | {"size": self.image_shape[0]}
 
     @property
     def origin(self) -> str:

@@ -139,7 +139,10 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
     shape = dataset.image_shape
     kind = f"images of {shape[0]} x {shape[1]}" if shape else "sequences"
     size = dataset.vocab_size
-    tokens = f"vectors of {size}" if dataset.token_shape else f"ids below {size}"
+    tokens = f"ids below {size}"
+    if dataset.token_shape:
+        is_real = dataset.token_dtype.kind == "f"
+        tokens = f"vectors of {size}" if is_real else f"colours below {size}"
     has_numbers = dataset.has_numbers or not dataset.num_classes
     targets = "numbers" if has_numbers else f"{dataset.num_classes} classes"
     print(

@@ -85,15 +85,14 @@ class ImageDataset(SequenceDataset):
 
 
 def prepare(
-    *, path: str | os.PathLike[str] | None, size: int | None, seed: int
+    *, path: str | os.PathLike[str] | None, size: int, seed: int
 ) -> ImageDataset:
     """Reads images.
 
     Args:
       path: a folder with a folder for each class, see `image_folders`; CIFAR-10's
         archive or its folder, see `lra_jax.data.image`; None = scikit-learn's digits.
-      size: rows and columns to which images are scaled; None = 8 for the digits and 32
-        for others.
+      size: rows and columns to which images are scaled.
       seed: chooses the examples held out for validation: a fifth of each class, unless
         the files have a validation split; of CIFAR-10 the last tenth, as in the
         Long-Range Arena.
@@ -102,22 +101,16 @@ def prepare(
       ValueError: there are no such files, or they are malformed.
       OSError: a file cannot be read.
     """
-    side = image_side(path is not None, size)
     if path is None:
-        return _digits(side, seed)
+        return _digits(size, seed)
     place = checks.existing(path)
     if image.is_cifar(place):
         splits = {
-            split: in_memory(_resize(pixels, side), labels)
+            split: in_memory(_resize(pixels, size), labels)
             for split, (pixels, labels) in image.read_colour(place).items()
         }
-        return ImageDataset("cifar10", splits, (side, side, 3), [*image.CLASSES])
-    return _folder(place, side, seed)
-
-
-def image_side(has_path: bool, size: int | None) -> int:
-    """The rows and columns of images, see `prepare`."""
-    return size or (image.SHAPE[0] if has_path else 8)
+        return ImageDataset("cifar10", splits, (size, size, 3), [*image.CLASSES])
+    return _folder(place, size, seed)
 
 
 def in_memory(pixels: np.ndarray, labels: np.ndarray) -> Images:

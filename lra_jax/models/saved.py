@@ -87,8 +87,9 @@ class Saved:
         """The most probable class of each example, and all probabilities.
 
         Args:
-          examples: a list of raw examples: ListOps expressions, texts, grey images
-            `uint8 [rows, columns]` or integers `[T]`, depending on the model's task;
+          examples: a list of raw examples: ListOps expressions, texts, images
+            `uint8 [rows, columns]`, in colour `[rows, columns, 3]`, or integers `[T]`,
+            depending on the model's task;
             for a model of pairs, a list of pairs of these.
           batch_size: examples computed at once.
 

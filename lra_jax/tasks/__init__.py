@@ -18,6 +18,7 @@ and ``labels``.
 
 **Images** are read row by row, ``uint8 [rows * columns]``, black 0, all of one size.
 The entry and the builder's config both give it as ``image_shape=(rows, columns)``,
+or the data settings, where they decide on it (``lra_jax.configs.images``),
 which ``positions=learned_2d`` and the contact sheets of ``python -m lra_jax.data
 sample`` rely on. ``--model.max_length`` is ``rows * columns``.
 

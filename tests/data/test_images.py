@@ -111,7 +111,7 @@ def test_cifar_in_colour(tmp_path):
     for name, rows in records.items():
         rows[:, 1:] *= 20
         (tmp_path / name).write_bytes(rows.tobytes())
-    dataset = prepare(tmp_path, size=None)
+    dataset = prepare(tmp_path, size=32)
     assert [dataset.num_examples(x) for x in dataset.splits] == [18, 2, 4]
     rows = records["test_batch.bin"]
     assert dataset.labels("test").tolist() == rows[:, 0].tolist()
@@ -133,14 +133,14 @@ def test_the_format_of_the_digits(tmp_path, monkeypatch):
     text = "\n".join(",".join(map(str, row)) for row in rows)
     (folder / "digits.csv.gz").write_bytes(gzip.compress(text.encode()))
     monkeypatch.syspath_prepend(tmp_path)
-    dataset = prepare(None, size=None)
+    dataset = prepare(None, size=8)
     assert [dataset.num_examples(x) for x in dataset.splits] == [60, 20, 20]
     for split in dataset.splits:
         labels = dataset.labels(split)
         for row, label in zip(dataset.source(split), labels, strict=True):
             ink = np.rint(row["tokens"] / 255 * 16).astype(int).tolist()
             assert [*ink, label] in rows
-    other = prepare(None, size=None, seed=1)
+    other = prepare(None, size=8, seed=1)
     assert dataset.source("test")[3]["tokens"].tolist() == (
         other.source("test")[3]["tokens"].tolist()
     )

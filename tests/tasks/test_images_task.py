@@ -1,5 +1,6 @@
 """Images from flags to a score, on small pictures in folders."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,6 +129,14 @@ def test_data_in_words_and_as_a_sheet(pictures, tmp_path, capsys):
 def test_settings_that_do_not_fit(pictures, changes, problem):
     with pytest.raises(ValueError, match=problem):
         train.run(config(pictures).replace(**changes), quiet=True)
+
+
+def test_sizes_by_default():
+    data = get_preset("images").data
+    assert (data.image_shape, data.reader_arguments["size"]) == ((8, 8), 8)
+    folder = dataclasses.replace(data, path="pictures")
+    assert (folder.image_shape, folder.reader_arguments["size"]) == ((32, 32), 32)
+    assert get_preset("images", "official").max_length == 224 * 224
 
 
 def test_mixtures_need_images():
