@@ -60,11 +60,11 @@ def test_presets(task, preset, mechanism):
     assert float(jnp.asarray(make_schedule(config.train)(config.train.steps))) >= 0
     assert config.train.steps % config.train.eval_every == 0
     assert config.model.max_length >= (config.data.longest or 0)
-    length = config.model.max_length
+    length = config.max_length
     shape = known_task.image_shape or config.data.image_shape
     data = DATA | {"image_shape": shape, "max_length": length}
     data["token_shape"] = ()
-    if not config.model.hybrid:  # Blocks are alike: two tell of all.
+    if not (config.model.hybrid or config.model.stages):  # Two blocks tell of all.
         config = config.replace(model={"num_layers": min(2, config.model.num_layers)})
     model = nnx.eval_shape(
         lambda: known_task.make_model(config, SimpleNamespace(**data), OneKey())
