@@ -257,6 +257,15 @@ def test_tasks_and_values_of_flags(started, tmp_path, capsys):
     assert "text flow --train.learning_rate=3e-3 --train.dtype=bfloat16: test" in out
 
 
+def test_parts_are_names_between_commas_and_options_are_texts():
+    lion = ["--attention=flow", "--train.optimizer=lion"]
+    plan = sweep.make_plan([*lion, "--train.optimizer_options=b2=0.9|b2=0.99"])
+    options = {run.config.train.optimizer_options for run in plan}
+    assert options == {"b2=0.9", "b2=0.99"}
+    plan = sweep.make_plan(["--attention=flow", "--train.optimizer=lion,optax:sgd"])
+    assert {x.config.train.optimizer for x in plan} == {"lion", "optax:sgd"}
+
+
 def test_of_a_flag_given_twice_the_last_counts(started, tmp_path):
     flags = ["--attention=flow", f"--workdir={tmp_path}"]
     sweep.main([*flags, "--lr=1e-3,3e-3", "--lr=1e-2"])

@@ -469,13 +469,15 @@ def make_block(config: ModelConfig, index: int, rngs: nnx.Rngs) -> Block:
     Raises:
       ValueError: see `make_part` and `make_attention`.
     """
-    attention = make_attention(config, index, rngs)
-    mlp = _make_mlp(config, index, rngs)
     rate = config.drop_path * index / max(config.num_layers - 1, 1)
-    stage = dataclasses.replace(config.at(index), drop_path=rate)
+    args = {
+        "attention": make_attention(config, index, rngs),
+        "mlp": _make_mlp(config, index, rngs),
+        "config": dataclasses.replace(config.at(index), drop_path=rate),
+        "rngs": rngs,
+    }
     parts = {"residual": _make_residual}
-    made = stage, rngs
-    return make_part("block", config.block, parts, attention, mlp, *made, kind=Block)
+    return make_part("block", config.block, parts, args, {}, kind=Block)
 
 
 def _make_residual(
@@ -541,7 +543,8 @@ def _make_mlp(config: ModelConfig, index: int, rngs: nnx.Rngs) -> nnx.Module | N
     if kind == "attention":  # Two gated units replace one attention and one MLP.
         return make_attention(config, index, rngs)
     options = parse_options(config.mlp_options, "--model.mlp_options")
-    return make_part("mlp", kind, MLPS, config.at(index), rngs, **options)
+    args = {"config": config.at(index), "rngs": rngs}
+    return make_part("mlp", kind, MLPS, args, options)
 
 
 def normalise(

@@ -219,4 +219,5 @@ def make_positions(config: ModelConfig, rngs: nnx.Rngs) -> Any:
     Raises:
       ValueError: see `make_part`.
     """
-    return make_part("positions", config.positions, _POSITIONS, config, rngs)
+    args = {"config": config, "rngs": rngs}
+    return make_part("positions", config.positions, _POSITIONS, args, {})

@@ -1,4 +1,4 @@
-"""The parts of an encoder that are chosen by name, or are a user's own.
+"""The parts of a model, or of its training, chosen by name or a user's own.
 
 Every part, built in or not, is made by a class or a function:
 
@@ -7,6 +7,8 @@ Every part, built in or not, is made by a class or a function:
              ...)``: `[B, T, D]` to `[B, T, D]`; or None for no MLP.
   positions  ``make(config, rngs)``, called as ``positions(length)``: the vectors of the
              first positions, `[length, D]`; or None for none.
+  optimizer  ``make(schedule, **optimizer_options)``, see
+             `lra_jax.training.optimizer.make_optimizer`.
 
 ``config`` is the `ModelConfig` of the encoder; for a block and its MLP it has the sizes
 of the block's stage, and its own rate ``drop_path``. ``rngs`` draws the parameters,
@@ -28,39 +30,42 @@ def make_part(
     setting: str,
     name: str,
     parts: Mapping[str, Callable[..., Any]],
-    *args: Any,
+    args: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
     kind: type = object,
-    **options: Any,
+    offers: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Makes a part of an encoder.
+    """Makes a part.
 
     Args:
-      setting: block, mlp or positions.
+      setting: its setting, for errors.
       name: one of ``parts``, or ``package.module:thing``.
       parts: those of this package, by name.
-      *args: see above.
+      args: what it is called with, by position; the names are for errors.
+      options: its options, by name.
       kind: what it has to be.
-      **options: of the part.
+      offers: further keywords, for a part that has parameters of these names.
 
     Raises:
       ValueError: there is no such part, or it does not follow the interface above.
     """
     make = parts.get(name) or own.load(name, setting)
     if isinstance(make, nnx.Module) or not callable(make):
-        needed = f"{name!r} to be a class, or a function that makes a module"
+        needed = f"{name!r} to be a class or a function"
         raise expected(setting, needed, a_thing(make))
     # The signature of a class of Flax is that of any class.
-    called = make.__init__ if inspect.isclass(make) else make
-    first = (make,) if inspect.isclass(make) else ()
+    is_class = inspect.isclass(make)
+    signature = inspect.signature(make.__init__ if is_class else make)
+    taken = {k: x for k, x in (offers or {}).items() if k in signature.parameters}
+    keywords = taken | dict(options)
     try:
-        inspect.signature(called).bind(*first, *args, **options)
+        signature.bind(*[make] * is_class, *args.values(), **keywords)
     except TypeError as error:
-        takes = {"block": "attention, mlp, config, rngs"}.get(setting, "config, rngs")
-        needed = f"{name!r} to take ({', '.join([takes, *options])})"
+        needed = f"{name!r} to take ({', '.join([*args, *keywords])})"
         raise expected(setting, needed, str(error).removeprefix("got ")) from error
-    part = make(*args, **options)
-    if not isinstance(part, kind) or not (part is None or callable(part)):
+    part = make(*args.values(), **keywords)
+    if not isinstance(part, kind):
         needed = f"{name!r} to make a {kind.__name__}"
-        needed = f"{name!r} to make a module" if kind is object else needed
         raise expected(setting, needed, a_thing(part))
     return part

@@ -1,7 +1,6 @@
 """Learning-rate schedules by name, and the optimiser that a config describes."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -9,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lra_jax.attention import own
 from lra_jax.configs import TrainConfig
 from lra_jax.configs.base import PretrainConfig, Schedule
-from lra_jax.errors import a_thing, expected, known
+from lra_jax.errors import expected, known
 from lra_jax.models.config import parse_options
+from lra_jax.models.parts import make_part
 
 
 def make_schedule(
@@ -103,16 +102,15 @@ def make_optimizer(
         optax.add_decayed_weights(config.weight_decay, mask),
         optax.scale_by_learning_rate(schedule),
     )
-    options = parse_options(config.optimizer_options, _OPTIONS)
+    options = parse_options(config.optimizer_options, "--train.optimizer_options")
     if config.optimizer in _ADAMS:
-        scale = _ADAMS[config.optimizer]
         moments = {
             name: getattr(config, f"adam_{name}") for name in ("b1", "b2", "eps")
         }
-        _check_call(scale, config.optimizer, **moments | options)
-        steps = optax.chain(scale(**moments | options), *decay)
+        scale = _make(config.optimizer, _ADAMS, {}, moments | options)
+        steps = optax.chain(scale, *decay)
     else:
-        steps = _make_other(config.optimizer, schedule, options)
+        steps = _make(config.optimizer, _OTHERS, {"schedule": schedule}, options)
         if config.weight_decay:
             steps = _add_updates(steps, optax.chain(*decay))
     if config.clip_norm == 0:
@@ -161,8 +159,7 @@ def _muon(
         return jax.tree.map(lambda x: number if x == "matrix" else None, labels(params))
 
     more = {"muon_weight_dimension_numbers": dimensions, **options}
-    _check_call(contrib.muon, "muon", schedule, **more)
-    return contrib.muon(schedule, **more)
+    return _make("muon", {"muon": contrib.muon}, {"schedule": schedule}, more)
 
 
 _ADAMS = {"adamw": optax.scale_by_adam, "radam": optax.scale_by_radam}
@@ -172,39 +169,22 @@ _OTHERS = {
     "muon": _muon,
     "sgd": optax.sgd,
 }
-_OPTIONS = "--train.optimizer_options"
 _OUTER = {"embed", "convs", "logits", "tokens"}
 
 
-def _make_other(
-    name: str, schedule: optax.Schedule, options: dict[str, Any]
+def _make(
+    name: str, parts: dict[str, Any], args: dict[str, Any], options: dict[str, Any]
 ) -> optax.GradientTransformation:
-    """An optimiser that is not one of Adam's; see `make_optimizer`."""
-    function = _OTHERS.get(name) or own.load(name, "--train.optimizer")
-    if not callable(function):
-        raise expected(
-            "--train.optimizer", f"{name!r} to be a function", a_thing(function)
-        )
-    takes = inspect.signature(function).parameters
-    more = {"labels": label_parameters, "weight_decay": 0.0}
-    settings = {key: more[key] for key in more.keys() & takes.keys()} | options
-    _check_call(function, name, schedule, **settings)
-    optimizer = function(schedule, **settings)
-    if not isinstance(optimizer, optax.GradientTransformation):
-        needed = f"{name!r} to return an optax.GradientTransformation"
-        raise expected("--train.optimizer", needed, a_thing(optimizer))
-    return optimizer
-
-
-def _check_call(
-    function: Callable[..., Any], name: str, *args: Any, **options: Any
-) -> None:
-    try:
-        inspect.signature(function).bind(*args, **options)
-    except TypeError as error:
-        needed = f"{name} to take {', '.join(['a schedule'] * len(args) + [*options])}"
-        got = str(error).removeprefix("got ")
-        raise expected("--train.optimizer", needed, got) from error
+    """An optimiser, or its direction, by its name or path; see `make_optimizer`."""
+    return make_part(
+        "--train.optimizer",
+        name,
+        parts,
+        args,
+        options,
+        kind=optax.GradientTransformation,
+        offers={"labels": label_parameters, "weight_decay": 0.0},
+    )
 
 
 def _add_updates(
