@@ -29,7 +29,7 @@ class ControlDataset(SequenceDataset):
     Args:
       name: name of the dataset.
       environment: in which a model of it acts.
-      arrays: those of a file, with both references.
+      arrays: those of whole episodes, as `control_files.read` returns them.
       context: steps of a window.
       returns: False hides the returns.
       acting: "stream" or "context".
@@ -64,39 +64,28 @@ class ControlDataset(SequenceDataset):
         self._shows_returns = returns
         ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
         sizes = np.diff(ends, prepend=0)
+        starts = ends - sizes
         if len(sizes) < 3:
             raise expected("--data.path", "3 episodes or more", len(sizes))
-        steps = slice(ends[-1])
-        self._first = np.repeat(ends - sizes, sizes)
-        self._actions = arrays["actions"][steps].astype(np.float32)
-        totals = [x[::-1].cumsum()[::-1] for x in np.split(arrays["rewards"], ends)]
-        self._returns = self.show_returns(np.concatenate(totals[:-1]))[:, None]
         order = stream_of(seed, "valid").permutation(len(sizes))
         held = max(1, len(sizes) // _HELD_OUT)
         split = dict(zip(SPLITS, np.split(order, [-2 * held, -held]), strict=True))
-        states = arrays["observations"][steps].astype(np.float64)
-        train = np.isin(self._first, (ends - sizes)[split["train"]])
-        self.mean = states[train].mean(0)
-        self.deviation = states[train].std(0) + 1e-6
+        self._first = np.repeat(starts, sizes)
+        self._actions = arrays["actions"].astype(np.float32)
+        totals = [x[::-1].cumsum()[::-1] for x in np.split(arrays["rewards"], starts)]
+        self._returns = self.show_returns(np.concatenate(totals))[:, None]
+        states = arrays["observations"].astype(np.float64)
+        train = states[np.isin(self._first, starts[split["train"]])]
+        self.mean, self.deviation = train.mean(0), train.std(0) + 1e-6
         self._states = self.standardise(states)
+        strides = {"train": 1, "valid": context, "test": context}
         self._windows = {
-            name: self._cut(
-                (ends - sizes)[x], sizes[x], 1 if name == "train" else context
-            )
-            for name, x in split.items()
+            x: _cut(starts[ids], sizes[ids], context, strides[x])
+            for x, ids in split.items()
         }
         self._lengths = {x: 3 * w[1].astype(np.int32) for x, w in self._windows.items()}
         self._labels = {x: np.zeros((len(y), 0), int) for x, y in self._lengths.items()}
         self.fingerprint = self._hash()
-
-    def _cut(self, first: np.ndarray, sizes: np.ndarray, stride: int) -> np.ndarray:
-        """The first steps and the lengths of windows, `[2, n]`."""
-        left_over = np.maximum(sizes - self.context, 0)
-        counts = -(-left_over // stride) + 1
-        place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        place *= stride
-        lengths = np.minimum(np.repeat(sizes, counts) - place, self.context)
-        return np.stack([np.repeat(first, counts) + place, lengths])
 
     def standardise(self, states: np.ndarray) -> np.ndarray:
         """States of the environment as the model sees them."""
@@ -104,9 +93,8 @@ class ControlDataset(SequenceDataset):
 
     def show_returns(self, returns: np.ndarray) -> np.ndarray:
         """Returns as the model sees them; 0 if they are hidden."""
-        return (returns / self.environment.scale * self._shows_returns).astype(
-            np.float32
-        )
+        shown = returns / self.environment.scale * self._shows_returns
+        return shown.astype(np.float32)
 
     def normalise(self, episode_return: float) -> float:
         """A return on the scale from 0, random, to 1, expert."""
@@ -119,11 +107,17 @@ class ControlDataset(SequenceDataset):
         places = starts[:, None] + np.arange(self.context)
         real = np.arange(self.context) < lengths[:, None]
         places = np.where(real, places, 0)
-        rows = {"returns": self._returns, "states": self._states}
-        rows["actions"] = self._actions
-        arrays = {x: np.where(real[:, :, None], y[places], 0) for x, y in rows.items()}
-        times = np.where(real, places - self._first[places], 0).astype(np.int32)
-        return {**arrays, "times": times, "lengths": lengths.astype(np.int32)}
+        returns, states, actions = (
+            np.where(real[:, :, None], rows[places], 0)
+            for rows in (self._returns, self._states, self._actions)
+        )
+        return {
+            "returns": returns,
+            "states": states,
+            "actions": actions,
+            "times": np.where(real, places - self._first[places], 0).astype(np.int32),
+            "lengths": lengths.astype(np.int32),
+        }
 
     def answer(self, split: str, index: int) -> str:
         """See the base class."""
@@ -131,18 +125,27 @@ class ControlDataset(SequenceDataset):
         first = start - self._first[start]
         return f"steps {first} to {first + length - 1} of an episode"
 
-    def source(self, split: str) -> "Source":
+    def source(self, split: str) -> Source:
         """See the base class: the states of each window."""
         return _States(self, self._checked(split))
 
     def _hash(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        for array in (self._states, self._actions, self._returns, self._first):
+        arrays = self._states, self._actions, self._returns, self._first
+        for array in (*arrays, *self._windows.values(), np.array(self.references)):
             digest.update(np.ascontiguousarray(array).data)
-        for windows in self._windows.values():
-            digest.update(np.ascontiguousarray(windows).data)
-        digest.update(f"{self.references} {self.target} {self.acting}".encode())
         return digest.hexdigest()
+
+
+def _cut(
+    starts: np.ndarray, sizes: np.ndarray, context: int, stride: int
+) -> np.ndarray:
+    """The first steps and the lengths of the windows of episodes, `[2, n]`."""
+    counts = -(-np.maximum(sizes - context, 0) // stride) + 1
+    number = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    offsets = stride * number
+    lengths = np.minimum(np.repeat(sizes, counts) - offsets, context)
+    return np.stack([np.repeat(starts, counts) + offsets, lengths])
 
 
 class _States(Source):
@@ -175,7 +178,7 @@ def prepare(
     Args:
       data_dir: folder of episodes that are made; None = tfds' own folder.
       path: an ``.hdf5`` or ``.npz`` file; None = episodes are made.
-      environment, quality: see this module and `environments`.
+      environment, quality: see `environments` and `control_files`.
       episodes: how many are made by each kind of policy.
       context, returns, acting, seed: see `ControlDataset`.
       target: see there; None = D4RL's for its data, else the expert's return.

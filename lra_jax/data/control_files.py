@@ -60,9 +60,8 @@ def read(
     """
     parts = []
     for file in files:
-        arrays = (
-            _read_hdf5(file) if file.suffix in (".hdf5", ".h5") else _read_npz(file)
-        )
+        read_arrays = _read_hdf5 if file.suffix == ".hdf5" else _read_npz
+        arrays = read_arrays(file)
         try:
             parts.append(_check(arrays, environment))
         except ValueError as error:
@@ -97,7 +96,7 @@ def _read_npz(file: pathlib.Path) -> dict[str, np.ndarray]:
 def _check(
     arrays: Mapping[str, np.ndarray], environment: Environment
 ) -> dict[str, np.ndarray]:
-    """The arrays of whole episodes, after checks of everything about them."""
+    """The arrays of whole episodes, with both references; refuses others."""
     for name in _ARRAYS:
         if name not in arrays:
             raise expected(name, "an array", "none")

@@ -95,12 +95,8 @@ class DecisionTransformer(nnx.Module):
         """
         check_shape("times", times, "B T", None, None)
         batch, steps = times.shape
-        parts = (
-            (self.returns, returns),
-            (self.states, states),
-            (self.actions, actions),
-        )
-        tokens = jnp.stack([self._token(*part, times) for part in parts], 2)
+        parts = {"returns": returns, "states": states, "actions": actions}
+        tokens = jnp.stack([self._token(*part, times) for part in parts.items()], 2)
         mask = None
         if lengths is not None:
             mask = jnp.arange(3 * steps)[None] < 3 * lengths[:, None]
@@ -131,15 +127,18 @@ class DecisionTransformer(nnx.Module):
         Raises:
           ValueError: the mechanism has no stream, or arrays of other shapes.
         """
-        now = ((self.returns, returns, times), (self.states, states, times))
-        before = () if past is None else ((self.actions, actions, times - 1),)
-        tokens = jnp.stack([self._token(*part) for part in (*before, *now)], 1)
+        parts = [("returns", returns, times), ("states", states, times)]
+        if past is not None:
+            parts = [("actions", actions, times - 1), *parts]
+        tokens = jnp.stack([self._token(*part) for part in parts], 1)
         encoded, past = prefill_blocks(self.encoder, tokens, states=past)
         return self._read(encoded[:, -1]), past
 
-    def _token(self, layer: Dense, values: jax.Array, times: jax.Array) -> jax.Array:
-        shape = (*times.shape, layer.in_features)
-        check_shape("values", values, "B T C" if times.ndim == 2 else "B C", *shape)
+    def _token(self, name: str, values: jax.Array, times: jax.Array) -> jax.Array:
+        """One of the three tokens of each step, `[B, T, D]` or `[B, D]`."""
+        layer: Dense = getattr(self, name)
+        axes = "B T C" if times.ndim == 2 else "B C"
+        check_shape(name, values, axes, *times.shape, layer.in_features)
         # NaN beyond the longest episode.
         rows = take_rows(self.times[...], times)
         tokens = self.norm(layer(values.astype(jnp.float32)) + rows)

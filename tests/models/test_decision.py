@@ -107,8 +107,8 @@ def test_beyond_the_longest_episode_there_is_no_number():
 @pytest.mark.parametrize(
     ("place", "shape", "message"),
     [
-        (0, (2, STEPS, 2), r"values: expected \[B, T, C\]=\(2, 6, 1\)"),
-        (1, (2, STEPS - 1, STATE), r"values: expected \[B, T, C\]=\(2, 6, 4\)"),
+        (0, (2, STEPS, 2), r"returns: expected \[B, T, C\]=\(2, 6, 1\)"),
+        (1, (2, STEPS - 1, STATE), r"states: expected \[B, T, C\]=\(2, 6, 4\)"),
         (3, (2,), r"times: expected \[B, T\]"),
     ],
 )
