@@ -268,11 +268,14 @@ def scores_table(best: Best, tests: Sequence[Test]) -> Table:
 
 
 def _published_rows(tests: Sequence[Test]) -> list[tuple[str, ...]]:
-    """The published rows; for tests on other examples than the preset's, none."""
+    """The published rows; for tests on other examples than the preset's, or on files
+    that are not the published ones, none."""
     rows: dict[tuple[str, str], dict[str, float]] = {}
     for test in tests:
         task = test.task
-        for row in () if data_unlike_preset(test.groups[0]) else task.published:
+        other = bool(data_unlike_preset(test.groups[0]))
+        other |= test.data.from_files and not test.groups[0].official
+        for row in () if other else task.published:
             data = task.presets["official"]("softmax").data
             cells = rows.setdefault((row.model, row.source), {})
             cells[test.name] = _scale(task, data, row.accuracy)
