@@ -214,7 +214,7 @@ def test_packed_rows_have_the_same_loss() -> None:
         ("t.csv", "text,label\na,1\nb,x\n", "numbers", "line 3: label: expected a fin"),
         ("t.csv", "text,label\na,nan\n", "numbers", "float32 number, got 'nan'"),
         ("t.csv", "text,label\na,\nb,\n", "multi", "expected two classes or more"),
-        ("t.tsv", "text\tlabel\na\tx,y\nb\tx\n", "classes", "or --data.labels=multi"),
+        ("t.tsv", "text\tlabel\na\tx,y\nb\tx\n", "classes", "too; --data.labels=multi"),
     ],
 )
 def test_tables_that_cannot_be_read(

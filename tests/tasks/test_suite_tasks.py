@@ -127,9 +127,10 @@ def test_the_score_of_a_test_by_parts_is_their_mean(tmp_path, capsys):
     assert f"the mean over the parts is {100 * scaled:.1f} % of the way" in said
     (line,) = runs.summarise({"linear": group_runs(read_runs(tmp_path)[0])[0]})
     assert f"mean over the parts, best checkpoint {mean:.2f} %" in line
-    (row,) = exports.rows(group_runs(read_runs(tmp_path)[0]))
+    groups = group_runs(read_runs(tmp_path)[0])
+    (row,) = exports.rows(groups)
     assert row["mean_over_parts"] == pytest.approx(mean)
-    assert f"${mean:.2f}$ (mean over its parts)" in exports.to_latex([row])
+    assert f"${mean:.2f}$ (mean over its parts)" in exports.to_latex(groups)
 
 
 @pytest.mark.parametrize("kind", [TokenClassifier, AutoEncoder])

@@ -141,9 +141,9 @@ def _check_single(file: Path, table: Texts) -> None:
     for line, label in zip(table.lines, table.labels, strict=True):
         shared = [part for part in parts[label] if uses[part] > 1]
         if len(parts[label]) > 1 and shared:
-            needed = "one label, or --data.labels=multi"
             got = f"{label!r}, while another label has {min(shared)!r} too"
-            raise expected(f"--data.path: {file}, line {line}", needed, got)
+            hint = "; --data.labels=multi reads several"
+            raise expected(f"--data.path: {file}, line {line}", "one label", got + hint)
 
 
 def _warn_of_quotes(file: Path, table: Texts) -> None:
