@@ -15,14 +15,14 @@ LENGTHS = "test_accuracy_by_length"
 
 
 def test_groups_have_mean_and_deviation_over_seeds(runs: Path) -> None:
-    found, problems = read_runs(runs)
-    best, other = group_runs(found)
-    assert not problems and len(found) == 5
+    runs_read, problems = read_runs(runs)
+    best, other = group_runs(runs_read)
+    assert not problems and len(runs_read) == 5
     assert [len(group.runs) for group in (best, other)] == [3, 1]
     assert best.mean("test_accuracy_best") == 38
     assert best.deviation("test_accuracy_best") == pytest.approx(2.0)  # Sample sd.
     assert other.deviation("test_accuracy_best") is None
-    assert unfinished_runs(found) == [f"{runs / 'c'}: 2,000 of 5,000 steps"]
+    assert unfinished_runs(runs_read) == [f"{runs / 'c'}: 2,000 of 5,000 steps"]
 
 
 def test_other_settings_or_data_are_other_groups(runs: Path) -> None:

@@ -153,8 +153,8 @@ def test_other_examples_are_another_test(tmp_path):
     make_suite_run(runs / "c", "mqar", "linear", 20.0, 20.0, "cd", **hard)
     # The same examples in other batches, and other examples of the same settings.
     buckets = {"data": {"buckets": "none"}}
-    for name, own, changes in (("d", "ef", {}), ("e", "ef", buckets), ("f", "gh", {})):
-        make_suite_run(runs / name, "parity", "delta", 60.0, 50.0, own, **changes)
+    for name, data, changes in (("d", "ef", {}), ("e", "ef", buckets), ("f", "gh", {})):
+        make_suite_run(runs / name, "parity", "delta", 60.0, 50.0, data, **changes)
     tests = suite_tests(runs, "mqar", "parity")
     easy: Any = get_preset("mqar").data
     assert {test.name: test.words for test in tests} == {
@@ -183,10 +183,10 @@ def test_published_rows_are_for_the_published_examples(tmp_path):
     make_suite_run(tmp_path / "b", "mad-recall", "delta", 95.0, 95.0, "cd", **short)
     tests = suite_tests(tmp_path, "mad-recall")
     table = suite_table(best_groups(tests), tests)
-    own = {row[0]: row[1:3] for row in table.rows}
+    scores = {row[0]: row[1:3] for row in table.rows}
     assert [test.words for test in tests] == ["data.length=128", "data.length=64"]
-    assert own["delta"] == ("90.0", "95.0")
-    assert own["published: Transformer"] == ("94.1", "-")
+    assert scores["delta"] == ("90.0", "95.0")
+    assert scores["published: Transformer"] == ("94.1", "-")
     make_suite_run(tmp_path / "c", "images", "flow", 96.0, 96.0, preset="small")
     tests = suite_tests(tmp_path, "images")
     names = [row[0] for row in suite_table(best_groups(tests), tests).rows]

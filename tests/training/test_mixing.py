@@ -40,8 +40,8 @@ def mix(arrays, mixup, cutmix, seed) -> tuple[np.ndarray, dict[str, Any]]:
 
 def losses(tokens: np.ndarray, labels: Any) -> float:
     logits = tokens[:, :3].reshape(ROWS, -1)[:, :3] / 255
-    own = np.exp(logits)[np.arange(ROWS), np.asarray(labels)]
-    return -np.log(own / np.exp(logits).sum(1)).sum()
+    of_labels = np.exp(logits)[np.arange(ROWS), np.asarray(labels)]
+    return -np.log(of_labels / np.exp(logits).sum(1)).sum()
 
 
 @pytest.mark.parametrize("colours", [(), (3,)])

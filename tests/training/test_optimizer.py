@@ -68,8 +68,8 @@ def test_scales_of_norms_are_vectors():
     rule = make_optimizer(config)
     zeros = jax.tree.map(jnp.zeros_like, params)
     with jax.numpy_dtype_promotion("standard"):
-        found: Any = rule.update(zeros, rule.init(params), params)[0]
-    layer = found["encoder"]["blocks"][0]["attention"]
+        changes: Any = rule.update(zeros, rule.init(params), params)[0]
+    layer = changes["encoder"]["blocks"][0]["attention"]
     assert layer["out_norm"]["gain"].shape == (2, 4)
     assert not layer["out_norm"]["gain"][...].any()
     assert layer["query"]["kernel"][...].any()
