@@ -115,25 +115,29 @@ def rank_groups(groups: Sequence[Group]) -> list[Group]:
 def settings_table(groups: Sequence[Group]) -> Table:
     """Every setting of the mechanisms with several, with its scores."""
     head = ("task", "model", "chosen", "validation", "test score %", "seeds")
+    head = (*head, "training examples")
     rows = []
     for family in find_families(groups):
         for group in family.groups if len(family.groups) > 1 else ():
             is_chosen = len(family.chosen) == 1 and group is family.chosen[0]
             score = f"{_test_score(group):.2f}"
             score += " (last checkpoint)" if group.last_only else ""
-            name = full_title(group, groups)
-            mark = "yes" if is_chosen else ""
-            rows.append(
-                (
-                    group.config.task,
-                    name,
-                    mark,
-                    validation(group),
-                    score,
-                    len(group.runs),
-                )
-            )
+            name, mark = full_title(group, groups), "yes" if is_chosen else ""
+            counts = len(group.runs), f"{group.budget[0]:,}"
+            cells = (name, mark, validation(group), score, *counts)
+            rows.append((group.config.task, *cells))
     return Table(head, rows, words=(0, 1, 2))
+
+
+def describe_settings(groups: Sequence[Group]) -> str:
+    """What the table of all settings shows, and whether their budgets differ."""
+    families = find_families(groups)
+    if all(len({group.budget for group in x.groups}) == 1 for x in families):
+        return SETTINGS
+    return (
+        f"{SETTINGS} Settings of unequal numbers of training examples (steps x batch "
+        "size) are NOT comparable with each other."
+    )
 
 
 def _test_score(group: Group) -> float:
@@ -147,7 +151,7 @@ def _test_score(group: Group) -> float:
 def all_settings(groups: Sequence[Group]) -> list[Part]:
     """The table of all settings, if a mechanism has several."""
     table = settings_table(groups)
-    return [SETTINGS, table] if table.rows else []
+    return [describe_settings(groups), table] if table.rows else []
 
 
 def validation(group: Group) -> str:

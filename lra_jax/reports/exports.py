@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from lra_jax.reports.choice import (
-    SETTINGS,
+    describe_settings,
     find_families,
     settings_table,
     unequal_budgets,
@@ -127,7 +127,7 @@ def to_latex(groups: Sequence[Group]) -> str:
     parts = [_table(caption, members) for caption, members in tables.items()]
     settings = settings_table(groups)
     if settings.rows:
-        parts.append(settings.latex("all settings", SETTINGS))
+        parts.append(settings.latex("all settings", describe_settings(groups)))
     return "\n".join(["% \\usepackage{booktabs}", *parts])
 
 

@@ -61,6 +61,8 @@ class Table(NamedTuple):
             for row in (self.head, *self.rows)
         )
         label = re.sub("[^a-z0-9]+", "-", caption.lower())
+        box = rf"\parbox{{\linewidth}}{{\footnotesize {to_latex_text(note)}}}"
+        below = [r"\par\smallskip", box] if note else []
         columns = (
             "l" if index in self.words else "r" for index in range(len(self.head))
         )
@@ -77,7 +79,7 @@ class Table(NamedTuple):
                 *rows,
                 r"\bottomrule",
                 r"\end{tabular}",
-                *([rf"\par\smallskip\footnotesize {to_latex_text(note)}"] * bool(note)),
+                *below,
                 "\\end{table}\n",
             ]
         )

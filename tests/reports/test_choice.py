@@ -142,6 +142,10 @@ def test_a_sweep_says_so_too(tmp_path: Path) -> None:
         train = {"steps": steps, "warmup": 1}
         make_run(tmp_path / f"{steps}", steps, compact("softmax", train=train))
     groups: dict[str, Group] = {x.runs[0].folder.name: x for x in groups_in(tmp_path)}
+    report.write_report(tmp_path, tmp_path / "out", ["md", "latex"])
+    for name in ("report.md", "report.tex"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "(steps x batch size) are NOT comparable with each other" in text
     (line,) = runs.best_by_validation(groups)
     assert "; NOT comparable with each other: training budgets" in line
 
