@@ -94,7 +94,7 @@ def read_picture(file: pathlib.Path, side: int) -> np.ndarray:
       ValueError: it is neither PNG nor JPEG, or is damaged.
       OSError: it cannot be read.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     with open_regular(file) as stream:
         try:
@@ -102,5 +102,7 @@ def read_picture(file: pathlib.Path, side: int) -> np.ndarray:
                 opened.draft("RGB", (side, side))  # A JPEG is decoded no larger.
                 square = ImageOps.fit(opened.convert("RGB"), (side, side))
         except Exception as error:  # Damaged files raise whatever their parser meets.
-            raise expected(str(file), "a PNG or JPEG image", reason(error)) from error
+            is_other = isinstance(error, UnidentifiedImageError)
+            got = "another kind of file" if is_other else reason(error)
+            raise expected(str(file), "a PNG or JPEG image", got) from error
     return np.asarray(square)
