@@ -275,6 +275,62 @@ def most_pairs(result: Result) -> float:
     return parts[max(parts)]
 
 
+LAYERS = range(0, 13, 3)
+"""Of the curves in the table of rank collapse; the picture has all."""
+
+
+def collapse() -> str:
+    """Residuals at initialisation of networks with skip connections."""
+    data = read("analysis/rank-collapse/rank-collapse.json")["data"]
+    rows = [
+        (network, variant, curves[variant], data["published"][network][variant])
+        for network, curves in data["ours"].items()
+        for variant in ("attention + skip", "transformer")
+    ]
+
+    def numbers(values: Sequence[float]) -> str:
+        return " ".join(f"{values[layer]:.2f}".lstrip("0") for layer in LAYERS)
+
+    columns: dict[str, Column] = {
+        "network": lambda row: f"{row[0]}, {row[1].removeprefix('attention ')}",
+        "ours": lambda row: numbers(row[2]["mean"]),
+        "deviation": lambda row: f"{max(row[2]['std']):.2f}",
+        "printed": lambda row: numbers(row[3]),
+    }
+    layers = ", ".join(map(str, LAYERS))
+    return table(columns, rows, f"Layers {layers}; largest standard deviation.")
+
+
+def masks() -> str:
+    """What collapses, by mechanism: with norms by depth, and by width."""
+    depth = read("analysis/masks/masks.json")
+    curves = depth["data"]["with norms"]
+    width = read("analysis/masks/widths.json")["data"]
+
+    def pair(*values: float | None) -> str:
+        parts = ["-" if x is None else f"{x:.2f}".lstrip("0") for x in values]
+        return "/".join(parts)
+
+    def at(rows: Mapping[str, Sequence[float]], name: str, place: int) -> float | None:
+        return rows[name][place] if name in rows else None
+
+    columns: dict[str, Column] = {
+        "mechanism": lambda name: name,
+        "residual, full/causal": lambda name: pair(
+            *(at(curves, f"{name}, {mask}", -1) for mask in ("full", "causal"))
+        ),
+        "gap, 32/512 tokens": lambda name: pair(
+            *(at(width["gap"], f"{name}, full", place) for place in (0, -1))
+        ),
+        "sink, full/causal": lambda name: pair(
+            *(at(width["sink"], f"{name}, {mask}", -1) for mask in ("full", "causal"))
+        ),
+    }
+    names = [name.removesuffix(", full") for name in curves if name.endswith("full")]
+    order = sorted(names, key=lambda name: curves[f"{name}, full"][-1])
+    return table(columns, order, f"`{depth['command']}`, {_machines([depth])}.")
+
+
 def causal_forms() -> str:
     """The measurements of `causal.py` with the C library's own allocator."""
     report = read("causal.json")
@@ -357,6 +413,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/learning.md", "results"): learning_runs,
     ("docs/learning.md", "parts"): part_runs,
     ("docs/learning.md", "pathfinder"): pathfinder_runs,
+    ("docs/analysis.md", "collapse"): collapse,
     ("docs/performance.md", "results"): causal_forms,
     ("docs/mechanisms.md", "mechanisms"): mechanisms.markdown,
     ("docs/mechanisms.md", "costs"): costs,
