@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lra_jax.attention import MECHANISMS
 from lra_jax.models import ModelConfig, SequenceClassifier
 from lra_jax.models.encoder import make_block
 from lra_jax.models.layers import DropPath
@@ -119,3 +120,10 @@ def test_drop_path_leaves_out_whole_examples():
 def test_settings_that_do_not_fit(settings, problem):
     with pytest.raises(ValueError, match=problem):
         make(**settings)
+
+
+def test_every_mechanism_fits_between_stages():
+    sizes = {"num_layers": 2, "stages": "1,1"}
+    for name in MECHANISMS:
+        logits = jax.eval_shape(lambda name=name: make(mechanism=name, **sizes)(PIXELS))
+        assert logits.shape == (3, 5), name
