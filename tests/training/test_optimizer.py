@@ -223,10 +223,10 @@ def params_at(params: Any, path: tuple[Any, ...]) -> Any:
         ("optax:adamax", "", lambda rate: optax.adamax(rate)),
         (
             "muon",
-            "consistent_rms=0.2",
+            "beta=0.9",
             lambda rate: contrib.muon(
                 rate,
-                consistent_rms=0.2,
+                beta=0.9,
                 muon_weight_dimension_numbers=muon_numbers,
             ),
         ),
