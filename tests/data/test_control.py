@@ -1,6 +1,7 @@
 """Episodes in files, and the windows that they are cut into."""
 
 import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -200,6 +201,16 @@ def test_files_of_another_kind(tmp_path, name):
         prepare(file)
     with pytest.raises(ValueError, match=r"--data\.path: .* does not exist"):
         prepare(tmp_path / "missing.npz")
+
+
+def test_hdf5_without_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    file = tmp_path / "a.hdf5"
+    file.touch()
+    with pytest.raises(
+        ValueError, match=r"--data\.path: .* `pip install lra_jax\[cont"
+    ):
+        prepare(file)
 
 
 def test_data_in_words(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,6 @@ def test_an_episode_of_gymnasium_ends_and_can_be_repeated():
 
 
 def test_an_environment_that_is_not_installed(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ValueError, match=r"--data\.environment: .*lra_jax\[control\]"):
         environments.make("walker2d")
