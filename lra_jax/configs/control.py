@@ -94,6 +94,8 @@ PRESETS = families.presets(
             dropout=0.0,
             inputs="vectors",
             positions="none",
+            # Smaller ones would leave a norm of tokens no trace of a return's size.
+            embed_std=1.0,
             is_causal=True,
         ),
     ),

@@ -67,7 +67,7 @@ class Pendulum(Environment):
     """
 
     state_dim, action_dim, horizon = 3, 1, 100
-    scale, bonus, target, references = 100.0, 0.0, None, None
+    scale, bonus, target, references = 300.0, 0.0, None, None
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """See the base class."""

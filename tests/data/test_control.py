@@ -106,7 +106,7 @@ def test_windows_of_episodes(tmp_path):
                 made["rewards"][step:end].sum() for step in range(*place.indices(end))
             ]
             shown = batch["returns"][row, :real, 0]
-            np.testing.assert_allclose(shown, np.array(left) / 100, atol=1e-5)
+            np.testing.assert_allclose(shown, np.array(left) / 300, atol=1e-5)
             times = np.arange(real) + first - starts[episode]
             np.testing.assert_array_equal(batch["times"][row, :real], times)
             for name in ("returns", "states", "actions", "times"):

@@ -149,6 +149,16 @@ def test_own_attention_acts_in_its_context(config, tmp_path, monkeypatch):
     assert np.isfinite(train.run(run, quiet=True)["test_return_best"])
 
 
+@pytest.mark.parametrize("preset", ["quick", "official"])
+def test_the_size_of_a_return_survives_the_norm_of_its_token(config, preset):
+    """A token is normalised: without vectors of times about as large as the projected
+    return, it would show the return's sign alone."""
+    _, model = untrained(config(preset=preset, environment="pendulum", acting="stream"))
+    sizes = jnp.array([[-0.9], [-1.5]])
+    low, high = model._token("returns", sizes, jnp.zeros(2, int))
+    assert jnp.abs(low - high).max() > 0.1
+
+
 def test_the_loss_is_of_real_steps():
     class Model:
         INPUTS = ("actions", "lengths")
