@@ -169,7 +169,7 @@ def best_rates(
     best = {}
     for name in names:
         losses = {
-            rate: min(loss for _, loss in curve(_workdir(results[key][0])))
+            rate: min(loss for _, loss in curve(workdir_of(results[key][0])))
             for rate in rates
             if (key := series(name, rate)) in results
         }
@@ -189,12 +189,12 @@ def describe(
         "scores": scores,
         "parameters": first["parameters"],
         "state_size": first.get("state_size"),
-        "workdir": str(_workdir(first)),
-        "curve": curve(_workdir(first)),
+        "workdir": str(workdir_of(first)),
+        "curve": curve(workdir_of(first)),
     }
 
 
-def _workdir(result: dict[str, Any]) -> Path:
+def workdir_of(result: dict[str, Any]) -> Path:
     """The directory of a run."""
     flags = [x.partition("=") for x in shlex.split(result["command"])]
     return Path([value for name, _, value in flags if name == "--workdir"][-1])
