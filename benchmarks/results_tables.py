@@ -76,13 +76,8 @@ def pretraining(result: Result) -> str:
 
 def full_runs() -> str:
     """Runs of ListOps' presets modern-quick and compact, with no other flags."""
-    known = {"--task", "--attention", "--preset", "--workdir"}
     every = read_all("listops")
-    unchanged = [
-        result
-        for result in every
-        if {x.partition("=")[0] for x in result["command"].split()[3:]} <= known
-    ]
+    unchanged = [result for result in _unchanged(every) if not result["seed"]]
     quick, compact = (
         {r["attention"]: r for r in unchanged if r["preset"] == name}
         for name in ("modern-quick", "compact")
@@ -113,6 +108,50 @@ def full_runs() -> str:
         "each run."
     )
     return table(columns, quick, note)
+
+
+def kinds() -> str:
+    """One attention on five kinds of data."""
+    listops = [r for r in read_all("listops") if r["preset"] == "modern-quick"]
+    texts = read("language/mechanisms.json")["rows"]
+    runs = {x: _unchanged(read_all(x)) for x in ("series", "images", "control")}
+
+    def of_seeds(results: list[Result]) -> Column:
+        def cell(name: str) -> str:
+            return _mean([_best(r) for r in results if r["attention"] == name])
+
+        return cell
+
+    columns = {
+        "attention": lambda name: name,
+        "ListOps, %": of_seeds(listops),
+        "language, bits per byte": lambda name: _mean(texts[name]["scores"], 2),
+        "JapaneseVowels, %": of_seeds(runs["series"]),
+        "images, %": of_seeds(runs["images"]),
+        "control, % of the expert's return": of_seeds(runs["control"]),
+    }
+    presets = {x: _one(results, "preset") for x, results in runs.items()}
+    note = (
+        "Labels alone, on the CPU of a laptop: mean and sample standard deviation over "
+        "seeds (ListOps and language two, the others three), each checkpoint chosen on "
+        "a validation split. ListOps: `modern-quick`; language: small models of bytes "
+        "of Python, lower is better; JapaneseVowels: "
+        f"`--task=series --preset={presets['series']}`; images: scikit-learn's digits, "
+        f"`--task=images --preset={presets['images']}`; control: a pendulum, "
+        f"`--task=control --preset={presets['control']}`. `results/` has the command, "
+        "commit, versions and device of each run, in folders of these names."
+    )
+    return table(columns, ("softmax", "linear", "cosformer", "flow"), note)
+
+
+def _unchanged(results: list[Result]) -> list[Result]:
+    """The runs whose command changes neither model, training nor data."""
+    known = {"--task", "--attention", "--preset", "--seed", "--workdir"}
+    return [
+        result
+        for result in results
+        if {x.partition("=")[0] for x in result["command"].split()[3:]} <= known
+    ]
 
 
 _SCORES: dict[str, Column] = {
@@ -443,6 +482,12 @@ def _one(rows: Iterable[Result], key: str) -> int:
 
 def _best(result: Result) -> float:
     return result["test_accuracy_best"]
+
+
+def _mean(values: Sequence[float], digits: int = 1) -> str:
+    """Mean and sample standard deviation."""
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def _percent(result: Result | None, checkpoint: str = "best") -> str:
