@@ -2,7 +2,6 @@
 
 from lra_jax.configs import Config, ModelConfig
 from lra_jax.reports.runs import Group
-from lra_jax.tasks import get_task
 
 
 def protocol(group: Group) -> str:
@@ -14,9 +13,8 @@ def protocol(group: Group) -> str:
     positions = "no" if model.positions == "none" else model.positions
     note = ""
     if not group.by_protocol:
-        whose = "LRA's" if get_task(config.task).suite is None else "the suite's"
         what = "protocol" if group.official else "data settings"
-        note = f"; NOT {whose} {what}, do not compare with published rows"
+        note = f"; NOT the published {what}, do not compare with published rows"
     parts = "".join(f", {part}" for part in _parts(model))
     changes = "".join(f"; {change}" for change in _changes(config))
     longest = "" if data.longest is None else f", at most {data.longest:,} long"

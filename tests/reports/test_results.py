@@ -50,7 +50,9 @@ def test_other_data_are_not_put_beside_published_rows(tmp_path: Path) -> None:
     make_run(tmp_path / "a", 90.0, official_data=False)
     groups = groups_in(tmp_path)
     table = results.task_table("listops", groups)
-    assert len(table.rows) == 1 and "NOT LRA's data settings" in table.rows[0][7]
+    assert (
+        len(table.rows) == 1 and "NOT the published data settings" in table.rows[0][7]
+    )
     assert not results.averages_table(groups).ours
 
 
