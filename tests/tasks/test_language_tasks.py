@@ -109,14 +109,14 @@ def test_words_have_no_bits_per_byte(tokenizer, texts):
     """Unknown ones and white space would cost nothing."""
     settings = {"tokenizer": tokenizer, "vocab_size": 300, "max_length": 32}
     dataset = prepare(path=str(texts), **settings)
-    scores = next_token_scores(dataset, "test", 1.0)
+    scores = next_token_scores(dataset, "test", 1.0, None)
     assert ("bits_per_byte" in scores) == (tokenizer == "bpe")
 
 
 def test_a_loss_may_be_too_large_for_a_perplexity(texts):
     """It is then left out: JSON has no infinity."""
     dataset = prepare(path=str(texts), max_length=32)
-    scores = next_token_scores(dataset, "valid", 1000.0)
+    scores = next_token_scores(dataset, "valid", 1000.0, None)
     assert list(scores) == ["bits_per_byte"]
     assert 1000 < scores["bits_per_byte"] < 2000
     assert hidden_token_scores(dataset, "valid", 1000.0) == {}
