@@ -119,7 +119,7 @@ def test_a_loss_may_be_too_large_for_a_perplexity(texts):
     scores = next_token_scores(dataset, "valid", 1000.0, None)
     assert list(scores) == ["bits_per_byte"]
     assert 1000 < scores["bits_per_byte"] < 2000
-    assert hidden_token_scores(dataset, "valid", 1000.0) == {}
+    assert hidden_token_scores(dataset, "valid", 1000.0, None) == {}
 
 
 def test_a_run_continues_texts(finished, tmp_path, capsys):
