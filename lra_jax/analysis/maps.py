@@ -328,16 +328,12 @@ def side_by_side(runs: Sequence[tuple[Maps, Any]], title: str) -> Section:
         names.append(" ".join(filter(None, (saved.config.mixers, options))))
     unit, meaning = _SCORES["received"]
     shares = [maps.received.mean(0) for maps, _ in runs]
-    last = len(runs) - 1
     panels = [_input(runs[0][0].tokens, shape)]
-    panels += [
-        _scores(name, values, shape, unit if index == last else "")
-        for index, (name, values) in enumerate(zip(names, shares, strict=True))
-    ]
+    panels += [_scores(*pair, shape, unit) for pair in zip(names, shares, strict=True)]
     caption = f"The same image in {len(runs)} runs, shaded by the {meaning}."
     data = {"names": names, "values": shares, "tokens": runs[0][0].tokens}
-    size = (2.6, 2.4)
-    chart = Chart("map-runs", panels, caption, data=data, size=size, ylabels=["row"])
+    rows = {"columns": 3, "ylabels": ["row"] * -(-len(panels) // 3)}
+    chart = Chart("map-runs", panels, caption, data=data, size=(3.2, 2.6), **rows)
     return Section(title, [chart])
 
 
