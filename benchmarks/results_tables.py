@@ -302,6 +302,42 @@ def suite_runs() -> str:
     return table(columns, rows, note)
 
 
+def image_runs() -> str:
+    """Mechanisms on the digits, the best mean first."""
+    groups: dict[str, list[Result]] = {}
+    for result in read_all("images"):
+        groups.setdefault(title(result), []).append(result)
+
+    def scores(checkpoint: str) -> Column:
+        def text(row: tuple[str, list[Result]]) -> str:
+            values = [result[f"test_accuracy_{checkpoint}"] for result in row[1]]
+            reach = (max(values) - min(values)) / 2
+            return f"{statistics.fmean(values):.2f} ± {reach:.2f}"
+
+        return text
+
+    columns: dict[str, Column] = {
+        "attention": lambda row: row[0],
+        "test accuracy, %": scores("best"),
+        "last checkpoint": scores("last"),
+        "parameters": lambda row: f"{_one(row[1], 'parameters'):,}",
+    }
+    every = [result for results in groups.values() for result in results]
+    (seeds,) = {len(results) for results in groups.values()}
+    rows = sorted(
+        groups.items(),
+        key=lambda row: -statistics.fmean(map(_best, row[1])),
+    )
+    note = (
+        f"scikit-learn's digits, preset `small`, {_one(every, 'steps')} steps, mean "
+        f"and half the range of {seeds} seeds; test accuracy is that of the checkpoint "
+        f"with the best validation score, on {_one(every, 'test_examples')} images "
+        f"(standard error about 1.1 points). Measured on {_machines(every)}; "
+        "`results/images/` has the command, commit and versions of each run."
+    )
+    return table(columns, rows, note)
+
+
 def by_pairs(result: Result) -> dict[int, float]:
     """Accuracy of `mqar` in percent by the number of pairs to recall."""
     parts = result["test_accuracy_by_length"]
@@ -449,6 +485,7 @@ def language(name: str) -> str:
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "results"): full_runs,
     ("docs/suites.md", "results"): suite_runs,
+    ("docs/images.md", "results"): image_runs,
     ("docs/learning.md", "results"): learning_runs,
     ("docs/learning.md", "parts"): part_runs,
     ("docs/learning.md", "pathfinder"): pathfinder_runs,
