@@ -376,8 +376,8 @@ def masks() -> str:
     curves = depth["data"]["with norms"]
     width = read("analysis/masks/widths.json")["data"]
 
-    def pair(*values: float | None) -> str:
-        parts = ["-" if x is None else f"{x:.2f}".lstrip("0") for x in values]
+    def pair(digits: int, *values: float | None) -> str:
+        parts = ["-" if x is None else f"{x:.{digits}f}".lstrip("0") for x in values]
         return "/".join(parts)
 
     def at(rows: Mapping[str, Sequence[float]], name: str, place: int) -> float | None:
@@ -386,18 +386,19 @@ def masks() -> str:
     columns: dict[str, Column] = {
         "mechanism": lambda name: name,
         "residual, full/causal": lambda name: pair(
-            *(at(curves, f"{name}, {mask}", -1) for mask in ("full", "causal"))
+            2, *(at(curves, f"{name}, {mask}", 4) for mask in ("full", "causal"))
         ),
         "gap, 32/512 tokens": lambda name: pair(
-            *(at(width["gap"], f"{name}, full", place) for place in (0, -1))
+            2, *(at(width["gap"], f"{name}, full", place) for place in (0, -1))
         ),
         "sink, full/causal": lambda name: pair(
-            *(at(width["sink"], f"{name}, {mask}", -1) for mask in ("full", "causal"))
+            3,
+            *(at(width["sink"], f"{name}, {mask}", -1) for mask in ("full", "causal")),
         ),
     }
     names = [name.removesuffix(", full") for name in curves if name.endswith("full")]
-    order = sorted(names, key=lambda name: curves[f"{name}, full"][-1])
-    return table(columns, order, f"`{depth['command']}`, {_machines([depth])}.")
+    order = sorted(names, key=lambda name: curves[f"{name}, full"][4])
+    return table(columns, order, f"`{depth['command']}`")
 
 
 def causal_forms() -> str:
@@ -493,6 +494,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/learning.md", "parts"): part_runs,
     ("docs/learning.md", "pathfinder"): pathfinder_runs,
     ("docs/analysis.md", "collapse"): collapse,
+    ("docs/analysis.md", "masks"): masks,
     ("docs/performance.md", "results"): causal_forms,
     ("docs/mechanisms.md", "mechanisms"): mechanisms.markdown,
     ("docs/mechanisms.md", "costs"): costs,
