@@ -477,6 +477,60 @@ def language(name: str) -> str:
     return table(columns, sorted(rows, key=lambda m: rows[m]["score"]), note)
 
 
+def control_runs() -> str:
+    """Returns of acting in the pendulum, by mechanism and options."""
+    groups: dict[str, list[Result]] = {}
+    for result in read_all("control"):
+        options = flag(result, "model.attention_options")
+        name = f"{result['attention']} {options}".strip()
+        cloned = flag(result, "data.returns") == "False"
+        groups.setdefault("behaviour cloning" if cloned else name, []).append(result)
+
+    def spread(name: str, key: str) -> str:
+        values = [100 * result[f"test_return_{key}"] for result in groups[name]]
+        mean = f"{statistics.fmean(values):.1f}"
+        return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
+
+    every = [result for group in groups.values() for result in group]
+    columns: dict[str, Column] = {
+        "model": lambda name: name,
+        "return, %": lambda name: spread(name, "best"),
+        "last checkpoint": lambda name: spread(name, "last"),
+        "seeds": lambda name: str(len(groups[name])),
+    }
+    note = (
+        "Pendulum, medium-expert, preset quick, 100 test episodes a seed; mean and "
+        "sample standard deviation over seeds. Behaviour cloning is softmax with "
+        f"`--data.returns=False`. {_machines(every)}; `results/control/` has the "
+        "commands."
+    )
+    best = {name: spread(name, "best") for name in groups}
+    return table(
+        columns, sorted(groups, key=lambda x: -float(best[x].split()[0])), note
+    )
+
+
+def acting() -> str:
+    """The measurements of `acting.py`."""
+    report = read("acting.json")
+    columns: dict[str, Column] = {
+        "attention": lambda row: row[0],
+        "stream, ms": lambda row: f"{row[1]['stream_ms']:.2f}",
+        "its first and last 100 steps": lambda row: (
+            f"{row[1]['stream_first_ms']:.2f}, {row[1]['stream_last_ms']:.2f}"
+        ),
+        "context, ms": lambda row: f"{row[1]['context_ms']:.2f}",
+        "context / stream": lambda row: f"{row[1]['speed_up']:.1f}",
+    }
+    note = (
+        "Milliseconds of a step of 10 episodes at once, preset official (3 blocks, 256 "
+        f"wide), episodes of {report['steps']:,} steps, a context of "
+        f"{report['context']}; the softmax stream looks at a table of 3,000 keys. "
+        f"{_machines([report])}, with other work on both; `{report['command']}`."
+    )
+    return table(columns, report["mechanisms"].items(), note)
+
+
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "results"): full_runs,
     ("docs/suites.md", "results"): suite_runs,
@@ -496,6 +550,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/analysis.md", "collapse"): collapse,
     ("docs/analysis.md", "masks"): masks,
     ("docs/performance.md", "results"): causal_forms,
+    ("docs/control.md", "returns"): control_runs,
+    ("docs/control.md", "acting"): acting,
     ("docs/mechanisms.md", "mechanisms"): mechanisms.markdown,
     ("docs/mechanisms.md", "costs"): costs,
     **{
