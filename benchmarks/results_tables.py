@@ -118,7 +118,8 @@ def kinds() -> str:
 
     def of_seeds(results: list[Result]) -> Column:
         def cell(name: str) -> str:
-            return _mean([_best(r) for r in results if r["attention"] == name])
+            scores = [_best(r) for r in results if r["attention"] == name]
+            return _mean(scores) if scores else "-"
 
         return cell
 
@@ -130,16 +131,13 @@ def kinds() -> str:
         "images, %": of_seeds(runs["images"]),
         "control, % of the expert's return": of_seeds(runs["control"]),
     }
-    presets = {x: _one(results, "preset") for x, results in runs.items()}
     note = (
-        "Labels alone, on the CPU of a laptop: mean and sample standard deviation over "
-        "seeds (ListOps and language two, the others three), each checkpoint chosen on "
-        "a validation split. ListOps: `modern-quick`; language: small models of bytes "
-        "of Python, lower is better; JapaneseVowels: "
-        f"`--task=series --preset={presets['series']}`; images: scikit-learn's digits, "
-        f"`--task=images --preset={presets['images']}`; control: a pendulum, "
-        f"`--task=control --preset={presets['control']}`. `results/` has the command, "
-        "commit, versions and device of each run, in folders of these names."
+        "Mean and sample standard deviation over seeds (ListOps and language two, the "
+        "others three), each checkpoint chosen on a validation split, default presets. "
+        "ListOps: one of ten digits; language: small models of bytes of Python, lower "
+        "is better; images: scikit-learn's digits; control: a pendulum. `results/` has "
+        "the command, commit, versions and device of each run, in the folders listops, "
+        "language, series, images and control."
     )
     return table(columns, ("softmax", "linear", "cosformer", "flow"), note)
 
@@ -532,7 +530,9 @@ def acting() -> str:
 
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
-    ("README.md", "results"): full_runs,
+    ("README.md", "kinds"): kinds,
+    ("docs/which.md", "kinds"): kinds,
+    ("docs/results.md", "results"): full_runs,
     ("docs/suites.md", "results"): suite_runs,
     ("docs/images.md", "results"): functools.partial(
         seed_runs,

@@ -65,8 +65,8 @@ def spectral_gap(weights: ArrayLike) -> np.ndarray:
     For random stochastic matrices it grows with the length (Nait Saada et al. 2025).
 
     Examples:
-      >>> spectral_gap(np.diag([4.0, 1.0]))
-      array(0.75)
+      >>> float(spectral_gap(np.diag([4.0, 1.0])))
+      0.75
     """
     values = _singular_values(weights)
     first = np.where(values[..., 0] == 0, 1.0, values[..., 0])
@@ -78,8 +78,8 @@ def attention_sink(weights: ArrayLike) -> np.ndarray:
     receives, between 1 / S and 1; of negative weights their sizes count.
 
     Examples:
-      >>> attention_sink([[1.0, 0.0], [0.5, 0.5]])
-      array(0.75)
+      >>> float(attention_sink([[1.0, 0.0], [0.5, 0.5]]))
+      0.75
     """
     sizes = np.abs(np.asarray(weights, np.float64))
     sums = sizes.sum(-1, keepdims=True)
