@@ -22,7 +22,7 @@ ALL = [
     if task != "control"
     for preset in tasks.get_task(task).presets
 ]
-DATA = {"vocab_size": 256, "num_classes": 10}
+DATA: dict[str, Any] = {"vocab_size": 256, "num_classes": 10}
 
 
 # Every preset with cosFormer, of large images with linear attention; every mechanism
@@ -61,8 +61,8 @@ def test_presets(task, preset, mechanism):
     assert config.train.steps % config.train.eval_every == 0
     assert config.model.max_length >= (config.data.longest or 0)
     length = config.max_length
-    shape = known_task.image_shape or config.data.image_shape
-    data = DATA | {"image_shape": shape, "max_length": length}
+    side = known_task.image_shape or config.data.image_shape
+    data = DATA | {"image_shape": side, "max_length": length}
     data["token_shape"] = ()
     if not (config.model.hybrid or config.model.stages):  # Two blocks tell of all.
         config = config.replace(model={"num_layers": min(2, config.model.num_layers)})

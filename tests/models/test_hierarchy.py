@@ -88,7 +88,8 @@ def test_layer_scale_is_a_factor_of_the_mlp_alone():
     block.scale[...] = jnp.arange(64.0)
     expected = after + np.arange(64) * np.asarray(mlp)
     np.testing.assert_allclose(block(x, None), expected, rtol=1e-4, atol=1e-4)
-    assert make_block(ModelConfig(), 0, nnx.Rngs(0)).scale is None
+    plain: Any = make_block(ModelConfig(), 0, nnx.Rngs(0))
+    assert plain.scale is None
 
 
 def test_drop_path_leaves_out_whole_examples():
