@@ -59,7 +59,11 @@ def title(result: Result) -> str:
     """The mechanism, its options, and what the command changes in its block."""
     options = flag(result, "model.attention_options")
     plain = flag(result, "model.short_conv") == "0"
-    parts = (result["attention"], options, "no convolution" if plain else "")
+    cloned = flag(result, "data.returns") == "False"
+    parts = (
+        *(result["attention"], options, "no convolution" if plain else ""),
+        "behaviour cloning" if cloned else "",
+    )
     return ", ".join(filter(None, parts))
 
 
@@ -475,39 +479,6 @@ def language(name: str) -> str:
     return table(columns, sorted(rows, key=lambda m: rows[m]["score"]), note)
 
 
-def control_runs() -> str:
-    """Returns of acting in the pendulum, by mechanism and options."""
-    groups: dict[str, list[Result]] = {}
-    for result in read_all("control"):
-        options = flag(result, "model.attention_options")
-        name = f"{result['attention']} {options}".strip()
-        cloned = flag(result, "data.returns") == "False"
-        groups.setdefault("behaviour cloning" if cloned else name, []).append(result)
-
-    def spread(name: str, key: str) -> str:
-        values = [100 * result[f"test_return_{key}"] for result in groups[name]]
-        mean = f"{statistics.fmean(values):.1f}"
-        return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
-
-    every = [result for group in groups.values() for result in group]
-    columns: dict[str, Column] = {
-        "model": lambda name: name,
-        "return, %": lambda name: spread(name, "best"),
-        "last checkpoint": lambda name: spread(name, "last"),
-        "seeds": lambda name: str(len(groups[name])),
-    }
-    note = (
-        "Pendulum, medium-expert, preset quick, 100 test episodes a seed; mean and "
-        "sample standard deviation over seeds. Behaviour cloning is softmax with "
-        f"`--data.returns=False`. {_machines(every)}; `results/control/` has the "
-        "commands."
-    )
-    best = {name: spread(name, "best") for name in groups}
-    return table(
-        columns, sorted(groups, key=lambda x: -float(best[x].split()[0])), note
-    )
-
-
 def acting() -> str:
     """The measurements of `acting.py`."""
     report = read("acting.json")
@@ -550,7 +521,12 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/analysis.md", "collapse"): collapse,
     ("docs/analysis.md", "masks"): masks,
     ("docs/performance.md", "results"): causal_forms,
-    ("docs/control.md", "returns"): control_runs,
+    ("docs/control.md", "returns"): functools.partial(
+        seed_runs,
+        "control",
+        "Pendulum, medium-expert, 100 test episodes a seed, in percent of the way from "
+        "a random policy to the expert",
+    ),
     ("docs/control.md", "acting"): acting,
     ("docs/mechanisms.md", "mechanisms"): mechanisms.markdown,
     ("docs/mechanisms.md", "costs"): costs,
