@@ -378,7 +378,7 @@ def _flat(x: jax.Array, mask: jax.Array | None, length: int) -> jax.Array:
     x = jax.nn.gelu(x, approximate=False)
     x = x if mask is None else jnp.where(mask[:, :, None], x, 0)
     missing = length - x.shape[1]
-    return jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(len(x), -1)
+    return jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(x.shape[0], -1)
 
 
 def _row(x: jax.Array, index: jax.Array) -> jax.Array:

@@ -203,7 +203,7 @@ class DropPath(nnx.Module):
         """`[B, ...]` to the same shape; unchanged without ``rngs``."""
         if rngs is None or self.rate == 0:
             return inputs
-        shape = len(inputs), *(1,) * (inputs.ndim - 1)
+        shape = inputs.shape[0], *(1,) * (inputs.ndim - 1)
         keep = ~draw_mask(rngs.dropout(), self.rate, shape)
         scale = jnp.asarray(1 / (1 - self.rate), inputs.dtype)
         return jnp.where(keep, inputs * scale, 0)

@@ -310,7 +310,9 @@ def heat_map(
         0.7 + 0.24 * len(models) + max(0.6, 0.055 * high),
     )
 
-    panel = charts.heat_map(cells, models, labels)
+    metrics = {test.groups[0].metric for test in tests}
+    metric = metrics.pop() if len(metrics) == 1 else "score"
+    panel = charts.heat_map(cells, models, labels, f"{metric}, %")
     return Chart(name, [panel], caption, values, size=size)
 
 

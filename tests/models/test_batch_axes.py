@@ -85,6 +85,18 @@ CASES = [
         | {"short_conv": 2, "conv_grid": True, "norm": "batch", "dropout": 0.1},
         _train,
     ),
+    (
+        models.SequenceClassifier,
+        CLASSES
+        | {"stages": "1,1", "inputs": "linear", "grid": (2, 4), "head": "linear"}
+        | {"drop_path": 0.5, "layer_scale": 0.1},
+        _score,
+    ),
+    (
+        models.SequenceClassifier,
+        CLASSES | {"pooling": "flatten", "final_norm": True, "post_norm": True},
+        _score,
+    ),
     (models.MatchingClassifier, CLASSES, _match),
     (models.AutoEncoder, CLASSES, _score),
     (models.MaskedLM, {}, _pack),
