@@ -16,7 +16,10 @@ from lra_jax import cli, files, progress, runtime, signals
 from lra_jax.errors import expected, known, renamed, writable
 from lra_jax.files import expand_home
 
-_SCORES = ("bits_per_byte", "perplexity", "squared_error", "r2", "return", "raw_return")
+_SCORES = (
+    *("bits_per_byte", "perplexity", "squared_error", "r2", "f1", "label_accuracy"),
+    *("return", "raw_return"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,8 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     Returns:
       accuracy in percent, loss, step of the checkpoint and number of examples; for
       language models also bits_per_byte and perplexity; for numbers squared_error and
-      r2 in place of the accuracy.
+      r2 in place of the accuracy; for several labels f1 and label_accuracy; for control
+      return and raw_return.
 
     Raises:
       ValueError: it is not a run directory, has no checkpoint, its data have changed or

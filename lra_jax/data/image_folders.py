@@ -99,6 +99,8 @@ def read_picture(file: pathlib.Path, side: int) -> np.ndarray:
     with open_regular(file) as stream:
         try:
             with Image.open(stream, formats=("PNG", "JPEG")) as opened:
+                if opened.mode.startswith("I"):
+                    raise ValueError("16 bits a pixel, where 8 are read")
                 opened.draft("RGB", (side, side))  # A JPEG is decoded no larger.
                 square = ImageOps.fit(opened.convert("RGB"), (side, side))
         except Exception as error:  # Damaged files raise whatever their parser meets.

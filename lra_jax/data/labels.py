@@ -1,5 +1,6 @@
 """Labels as files have them: a class each, any number of classes, or a number."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -63,8 +64,9 @@ def code_labels(
 
 
 def _in_order(word: str) -> tuple[float, str]:
-    """Numbers by their value, before other words."""
+    """Numbers by their value, before other words, "nan" among them."""
     try:
-        return float(word), word
+        number = float(word)
     except ValueError:
-        return float("inf"), word
+        number = math.nan
+    return (math.inf if math.isnan(number) else number), word

@@ -149,12 +149,14 @@ def prepare(
 
 
 def hold_out(train: Series, seed: int) -> dict[str, Series]:
-    """Splits a training split into train and valid, a fifth of each class.
+    """Splits a training split into train and valid, a fifth of each class, if each
+    example has one.
 
     Raises:
       ValueError: it is too small.
     """
-    groups = np.zeros(len(train.labels)) if train.has_numbers else train.labels
+    alike = train.has_numbers or train.several
+    groups = np.zeros(len(train.labels)) if alike else train.labels
     held = memory.hold_out(groups, seed, "valid")
     return {
         "train": train.at(np.flatnonzero(~held)),

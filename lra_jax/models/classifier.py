@@ -213,7 +213,8 @@ class PooledEncoder(nnx.Module):
         if self.padding == "zeros" and segment_ids is not None:
             raise expected("segment_ids", "None with padding='zeros'", "an array")
         mask = length_mask(tokens, lengths)
-        if self.encoder.config.grid is not None:
+        grid = self.encoder.config.grid
+        if grid is not None and tokens.shape[1] == grid[0] * grid[1]:
             mask = None  # All images are of one size.
         if self.padding == "zeros":
             black = tokens.max(-1) if tokens.ndim == 3 else tokens

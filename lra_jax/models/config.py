@@ -219,6 +219,9 @@ class ModelConfig:
         if self.remat and self.norm == "batch":
             needed = "False with norm='batch', whose running means must be kept"
             raise expected("remat", needed, True)
+        if self.reconstructs and (self.channels > 1 or self.patch > 1 or self.depths):
+            needed = "False (--pretrain.steps=0) with colours, patches or stages"
+            raise expected("reconstructs", needed, True)
         if self.inputs == "vectors" and self.reconstructs:
             needed = "False with inputs='vectors', which have no ids to reconstruct"
             raise expected("reconstructs", needed, True)

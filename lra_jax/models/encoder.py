@@ -444,10 +444,6 @@ class TransformerEncoder(VectorEncoder):
     def _check_hidden(self, hidden: jax.Array, tokens: jax.Array) -> None:
         if self.hidden is None:
             raise expected("hidden", "None without reconstructs=True", "an array")
-        if self.config.patch > 1 or self.config.depths:
-            stages = f", stages={self.config.stages}" * bool(self.config.depths)
-            needed = f"None with patch={self.config.patch}{stages}"
-            raise expected("hidden", needed, "an array")
         check_shape("hidden", hidden, "B T", *tokens.shape[:2])
 
     def _documents(

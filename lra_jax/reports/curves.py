@@ -30,7 +30,12 @@ def draw_run(workdir: Path, title: str, metric: str = "accuracy") -> Path | None
     kinds = (("loss", 1, "loss"), ("accuracy", 100, f"{metric}, %"))
     panels = []
     for name, unit, label in kinds:
-        points = {words: _points(metrics, x, name, unit) for x, words in splits.items()}
+        points = {
+            words: _points(metrics, x, name, unit)
+            for x, words in splits.items()
+            # Of training only what each batch measures.
+            if x == "valid" or name == "loss" or metric in ("accuracy", "f1")
+        }
         lines = [
             charts.Line(words, list(some), list(some.values()))
             for words, some in points.items()

@@ -35,6 +35,10 @@ def _parts(model: ModelConfig) -> list[str]:
         f"blocks of {' and '.join(model.hybrid_names)} in turn": model.hybrid,
         f"patches of {model.patch} x {model.patch} pixels": model.patch > 1,
         f"short convolution of {window}": model.short_conv,
+        f"stages of {model.stages} blocks, each twice as wide": model.stages,
+        f"drop path {model.drop_path:g}": model.drop_path,
+        f"LayerScale {model.layer_scale:g}": model.layer_scale,
+        "linear head": model.head == "linear",
         "output gate": model.gate,
         "local values": model.local_values,
         "gated MLP": model.mlp == "glu",
@@ -60,6 +64,9 @@ def _changes(config: Config) -> list[str]:
         changes.append(f"short examples first ({train.curriculum})")
     if train.length_warmup:
         changes.append(f"beginnings first ({train.length_warmup})")
+    for name in ("mixup", "cutmix"):
+        if getattr(train, name):
+            changes.append(f"{name} {getattr(train, name):g}")
     if train.optimizer != "adamw":
         options = f" ({train.optimizer_options})" * bool(train.optimizer_options)
         changes.append(f"optimizer {train.optimizer}{options}")

@@ -171,8 +171,10 @@ def best_groups(tests: Sequence[Test]) -> Best:
         for groups, _ in find_families(test.groups):
             name, group = model_name(groups[0]), best_group(groups)
             alike = [other for other in test.groups if model_name(other) == name]
+            presets = {other.config.preset for other in alike}
+            preset = [groups[0].config.preset] if len(presets) > 1 else []
             starts = differing_starts(groups[0], alike)
-            words = (name, *starts, *differing_code(groups[0], every))
+            words = (name, *preset, *starts, *differing_code(groups[0], every))
             if group is not None:
                 best.setdefault(", ".join(words), {})[test.name] = group
     by_name = any(group.last_only for group in every)

@@ -18,7 +18,11 @@ from lra_jax.data.stages import Curriculum, LengthWarmup
 from lra_jax.errors import expected
 from lra_jax.models import Buffer, MultiHeadAttention, TransformerEncoder
 from lra_jax.models.encoder import Block, make_block
-from lra_jax.tasks.base import encoder_config
+from lra_jax.tasks.base import (
+    classification_loss,
+    encoder_config,
+    supervised_loss,
+)
 from lra_jax.tasks.probes import check_heeds
 from lra_jax.tasks.task import Task
 
@@ -46,8 +50,11 @@ def check_config(config: Config, task: Task) -> None:
             needed = f"nothing for --task={task.name}, whose answers would be cut off"
             raise expected(f"--train.{kind.name}", needed, getattr(train, kind.name))
     mixed = [name for name in ("mixup", "cutmix") if getattr(train, name)]
-    if mixed and (task.shape_of(config.data) is None):
-        needed = f"0 for --task={task.name}, which has no images"
+    has_images = task.shape_of(config.data) is not None
+    if mixed and not (
+        has_images and task.loss in (classification_loss, supervised_loss)
+    ):
+        needed = f"0 for --task={task.name}, which has no images with a class each"
         raise expected(f"--train.{mixed[0]}", needed, getattr(train, mixed[0]))
     if config.pretrain.steps >= train.steps:
         needed = f"less than --train.steps={train.steps}"
@@ -95,6 +102,15 @@ def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
     if dataset.has_numbers and smoothing:
         needed = "0 for labels that are numbers"
         raise expected("--train.label_smoothing", needed, smoothing)
+    train = config.train
+    if dataset.has_numbers or dataset.several:
+        for name in ("mixup", "cutmix"):
+            if getattr(train, name):
+                needed = "0 for labels that are not one class each"
+                raise expected(f"--train.{name}", needed, getattr(train, name))
+    if dataset.several and train.seq_devices > 1:
+        needed = "1 for examples of several classes"
+        raise expected("--train.seq_devices", needed, train.seq_devices)
     from_user = getattr(data, "path", None) is not None
     if not from_user or data.chosen_on_test or task.packs_rows:
         return

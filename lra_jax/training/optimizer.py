@@ -169,7 +169,10 @@ _OTHERS = {
     "muon": _muon,
     "sgd": optax.sgd,
 }
-_OUTER = {"embed", "convs", "logits", "tokens"}
+_OUTER = {
+    *("embed", "convs", "logits", "tokens"),
+    *("returns", "states", "actions", "head"),  # Of a decision transformer.
+}
 
 
 def _make(

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from lra_jax.data import image, images
+from lra_jax.data.image_folders import read_picture
 from lra_jax.data.memory import hold_out
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -169,3 +170,13 @@ def test_a_share_of_each_group_is_held_out():
     assert (held != hold_out(groups, 1, "valid")).any()
     with pytest.raises(ValueError, match="to hold out one, got 4 in all"):
         hold_out(np.array([0, 0, 1, 1]), 0, "valid")
+
+
+def test_pixels_of_16_bits_are_refused(tmp_path):
+    """Pillow would show nearly all of them as white."""
+    file = tmp_path / "deep.png"
+    Image.fromarray(np.full((8, 8), 30_000, np.uint16)).save(file)
+    with pytest.raises(
+        ValueError, match=r"deep.png: expected a PNG .* 16 bits a pixel"
+    ):
+        read_picture(file, 8)

@@ -336,3 +336,11 @@ def test_packed_vectors_and_numbers():
         np.testing.assert_array_equal(
             made["tokens"][row, inside], tokens[example, : lengths[example]]
         )
+
+
+def test_series_of_several_classes_are_held_out_whatever_they_are():
+    """Nearly every combination of classes is unique."""
+    labels = np.array([f"{i},{i + 1}" for i in range(50)])
+    values = [np.full((2, 1), i, float) for i in range(50)]
+    made = series_files.Series(values, labels, several=True)
+    assert len(series.hold_out(made, seed=0)["valid"].labels) == 10

@@ -59,8 +59,8 @@ def test_a_model_has_the_positions_of_the_patches(pooling, positions):
     assert model.encoder.config.length == 6 + (pooling == "cls")
     if positions == "learned_2d":
         tables: Any = model.encoder.positions
-        assert tables["rows"].shape == (2, 8)
-        assert tables["columns"].shape == (3, 8)
+        assert tables.rows.shape == (2, 8)
+        assert tables.columns.shape == (3, 8)
     assert helpers.call_model(type(model).__call__, model, _images()).shape == (2, 3)
 
 
@@ -110,11 +110,10 @@ def test_settings_that_cannot_be(settings, message):
 
 
 def test_arrays_that_do_not_fit():
-    model = _model(reconstructs=True)
+    model = _model()
     assert_rejects(lambda: model(_images()[:, :20]), "tokens: expected")
-    hidden = np.zeros((2, 24), bool)
-    words = "hidden: expected None with patch=2"
-    assert_rejects(lambda: model.reconstruct(_images(), None, hidden), words)
+    words = "reconstructs: expected False"
+    assert_rejects(lambda: _model(reconstructs=True), words)
     ids = np.ones((2, 24), np.int32)
     words = "segment_ids: expected None with positions in a grid"
     assert_rejects(lambda: model(_images(), segment_ids=ids, documents=1), words)
@@ -122,4 +121,16 @@ def test_arrays_that_do_not_fit():
     words = "patch: expected another value for a model of single positions"
     assert_rejects(
         lambda: TokenClassifier(256, 2, config=config, rngs=nnx.Rngs(0)), words
+    )
+
+
+def test_padding_after_an_image_is_not_seen():
+    """As where sequences are rounded up to a number of devices."""
+    model = _model(patch=1, positions="none", max_length=26)
+    image = _images()
+    padded = np.pad(image, ((0, 0), (0, 2)))
+    lengths = np.full(2, 24, np.int32)
+    alone = model(jnp.asarray(image), jnp.asarray(lengths))
+    np.testing.assert_allclose(
+        model(jnp.asarray(padded), jnp.asarray(lengths)), alone, atol=1e-5
     )

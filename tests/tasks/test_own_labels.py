@@ -1,6 +1,7 @@
 """Own texts and token ids without code: tables, several labels each, and numbers."""
 
 import csv
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lra_jax import evaluate, models, train
 from lra_jax.configs import Config, get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data import packing
+from lra_jax.data.labels import _in_order
 from lra_jax.data.language.labelled import prepare
 from lra_jax.tasks import base, get_task
 
@@ -274,3 +276,10 @@ def test_series_may_have_several_labels(tmp_path: Path) -> None:
     assert dataset.several and dataset.metric == "f1" and dataset.num_classes == 2
     np.testing.assert_array_equal(dataset.labels("test"), arrays["test_labels"])
     assert dataset.raw is not None and dataset.raw["several"]
+
+
+def test_the_order_of_classes_does_not_depend_on_the_order_of_words() -> None:
+    orders = [
+        sorted(x, key=_in_order) for x in itertools.permutations(["nan", "2", "b"])
+    ]
+    assert orders == 6 * [["2", "b", "nan"]]
