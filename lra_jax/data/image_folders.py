@@ -99,12 +99,13 @@ def read_picture(file: pathlib.Path, side: int) -> np.ndarray:
     with open_regular(file) as stream:
         try:
             with Image.open(stream, formats=("PNG", "JPEG")) as opened:
-                if opened.mode.startswith("I"):
-                    raise ValueError("16 bits a pixel, where 8 are read")
+                deep = opened.mode.startswith("I")
                 opened.draft("RGB", (side, side))  # A JPEG is decoded no larger.
                 square = ImageOps.fit(opened.convert("RGB"), (side, side))
         except Exception as error:  # Damaged files raise whatever their parser meets.
             is_other = isinstance(error, UnidentifiedImageError)
             got = "another kind of file" if is_other else reason(error)
             raise expected(str(file), "a PNG or JPEG image", got) from error
+    if deep:  # Pillow would show nearly all of it as white.
+        raise expected(str(file), "a PNG image of 8 bits a pixel", "16 bits a pixel")
     return np.asarray(square)

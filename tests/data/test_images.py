@@ -177,6 +177,6 @@ def test_pixels_of_16_bits_are_refused(tmp_path):
     file = tmp_path / "deep.png"
     Image.fromarray(np.full((8, 8), 30_000, np.uint16)).save(file)
     with pytest.raises(
-        ValueError, match=r"deep.png: expected a PNG .* 16 bits a pixel"
+        ValueError, match=r"deep.png: expected .* 8 bits a pixel, got 16 bits"
     ):
         read_picture(file, 8)
