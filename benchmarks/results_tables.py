@@ -503,7 +503,7 @@ def acting() -> str:
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "kinds"): kinds,
     ("docs/which.md", "kinds"): kinds,
-    ("docs/results.md", "results"): full_runs,
+    ("docs/which.md", "results"): full_runs,
     ("docs/suites.md", "results"): suite_runs,
     ("docs/images.md", "results"): functools.partial(
         seed_runs,
