@@ -500,10 +500,37 @@ def acting() -> str:
     return table(columns, report["mechanisms"].items(), note)
 
 
+def fine_tuning() -> str:
+    """The measurements of `fine_tuning.py`, the best of the pretrained first."""
+    report = read("language/finetuning.json")
+    rows = report["rows"]
+
+    def score(start: str) -> Column:
+        return lambda name: f"{rows[f'{name}, {start}']['score']:.1f}"
+
+    columns: dict[str, Column] = {
+        "attention": lambda name: name,
+        "pretrained, %": score("pretrained"),
+        "labels alone, %": score("labels alone"),
+    }
+    names = {name.partition(",")[0]: row for name, row in rows.items()}
+    order = sorted(names, key=lambda x: -rows[f"{x}, pretrained"]["score"])
+    first = next(iter(rows.values()))
+    seeds = len(first["scores"])
+    note = (
+        f"Test accuracy on {first['test_examples']} examples (standard error at most "
+        f"2.7 points), {seeds} seed{'s' * (seeds > 1)}, 300 steps of masked bytes and "
+        f"300 of labels; 19 % are of one module. {report['device']}, with other work "
+        f"on both; `{report['command']}`, `results/language/finetuning.json`."
+    )
+    return table(columns, order, note)
+
+
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "kinds"): kinds,
     ("docs/which.md", "kinds"): kinds,
     ("docs/which.md", "results"): full_runs,
+    ("docs/weights.md", "finetuning"): fine_tuning,
     ("docs/suites.md", "results"): suite_runs,
     ("docs/images.md", "results"): functools.partial(
         seed_runs,
