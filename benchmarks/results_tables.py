@@ -60,10 +60,8 @@ def title(result: Result) -> str:
     options = flag(result, "model.attention_options")
     plain = flag(result, "model.short_conv") == "0"
     cloned = flag(result, "data.returns") == "False"
-    parts = (
-        *(result["attention"], options, "no convolution" if plain else ""),
-        "behaviour cloning" if cloned else "",
-    )
+    parts = [result["attention"], options]
+    parts += ["no convolution"] * plain + ["behaviour cloning"] * cloned
     return ", ".join(filter(None, parts))
 
 
@@ -373,7 +371,7 @@ def collapse() -> str:
 
 
 def masks() -> str:
-    """What collapses, by mechanism: with norms by depth, and by width."""
+    """Collapse by mechanism: with norms by depth, and by width."""
     depth = read("analysis/masks/masks.json")
     curves = depth["data"]["with norms"]
     width = read("analysis/masks/widths.json")["data"]

@@ -185,7 +185,7 @@ def check_grid(
 SIZES = frozenset({"num_heads", "head_dim", "max_length", "layer", "num_layers"})
 """The sizes of a layer; an ``X_parameters`` ignores those that it does not need."""
 
-# What ``flax.nnx.MultiHeadAttention`` and Linen's pass to an ``attention_fn``.
+# Passed to an ``attention_fn`` by ``flax.nnx.MultiHeadAttention`` and Linen's.
 FLAX_KEYWORDS = frozenset(
     {
         "attn_weights_value_einsum",

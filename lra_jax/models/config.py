@@ -198,7 +198,7 @@ class ModelConfig:
             object.__setattr__(self, field.name, value)
 
     def check(self) -> None:
-        """Refuses what would compute something else than is asked, in silence.
+        """Refuses settings that would silently compute something else than they say.
 
         Raises:
           ValueError: a setting of another type or range, or a combination.

@@ -214,7 +214,7 @@ _POSITIONS: dict[str, Callable[..., Any]] = {
 
 
 def make_positions(config: ModelConfig, rngs: nnx.Rngs) -> Any:
-    """What gives the vectors of the first positions; None if none are added.
+    """Makes the part that gives the first positions their vectors; None if none are.
 
     Raises:
       ValueError: see `make_part`.

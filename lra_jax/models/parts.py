@@ -57,10 +57,11 @@ def make_part(
     # The signature of a class of Flax is that of any class.
     is_class = inspect.isclass(make)
     signature = inspect.signature(make.__init__ if is_class else make)
+    positional = [make, *args.values()] if is_class else [*args.values()]
     taken = {k: x for k, x in (offers or {}).items() if k in signature.parameters}
     keywords = taken | dict(options)
     try:
-        signature.bind(*[make] * is_class, *args.values(), **keywords)
+        signature.bind(*positional, **keywords)
     except TypeError as error:
         needed = f"{name!r} to take ({', '.join([*args, *keywords])})"
         raise expected(setting, needed, str(error).removeprefix("got ")) from error

@@ -56,8 +56,8 @@ def find_families(groups: Sequence[Group]) -> list[Family]:
 
 
 def _identify(group: Group) -> tuple[Any, ...]:
-    """What the settings of a family share: of a suite's test also the model, apart
-    from what its protocol tunes."""
+    """The values that all settings of a family share: of a suite's test also those of
+    the model, apart from the ones that its protocol tunes."""
     config, data = group.config, group.config.data
     examples = (group.fingerprint, group.official)
     shared = (config.task, config.preset, *examples, group.runs[0].code)
@@ -130,7 +130,7 @@ def settings_table(groups: Sequence[Group]) -> Table:
 
 
 def describe_settings(groups: Sequence[Group]) -> str:
-    """What the table of all settings shows, and whether their budgets differ."""
+    """The text above the table of all settings, which says if their budgets differ."""
     families = find_families(groups)
     if all(len({group.budget for group in x.groups}) == 1 for x in families):
         return SETTINGS

@@ -35,7 +35,7 @@ def classification_loss(
     rngs: nnx.Rngs | None = None,
     label_smoothing: float = 0.0,
 ) -> Sums:
-    """Cross-entropy and accuracy of a classifier, sum_losses over the batch.
+    """Cross-entropy and accuracy of a classifier, summed over the batch.
 
     Each label counts once: that of a sequence, of a pair, or of a single position.
 

@@ -31,7 +31,7 @@ _STREAM = 1
 def reconstruction_loss(
     model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None, *, mask_rate: float
 ) -> Sums:
-    """Cross-entropy and accuracy of masked tokens, sum_losses over the batch.
+    """Cross-entropy and accuracy of masked tokens, summed over the batch.
 
     Args:
       model: a classifier of sequences or pairs that ``reconstructs``.

@@ -179,8 +179,9 @@ class Task:
         pkgutil.resolve_name("lra_jax.tasks.checks:check_on_devices")(config, self)
 
     def check_data(self, config: Config, dataset: "SequenceDataset") -> None:
-        """Refuses files of the user whose validation split is their test split, in the
-        same order: the best checkpoint would be chosen on it. Not for language models.
+        """Refuses settings of training that do not fit the labels. Except for language
+        models, also refuses files of the user whose validation split is their test
+        split, in the same order: the best checkpoint would be chosen on it.
 
         Raises:
           ValueError: with the flag, and what is expected.

@@ -70,7 +70,7 @@ def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -
 
 
 class _Loop:
-    """What `fit` does around the steps; a context that opens files and signals."""
+    """The work of `fit` around the steps; a context that opens files and signals."""
 
     def __init__(self, trainer: Trainer, console: RunConsole, tracker: Tracker | None):
         self.trainer, self.console, self.config = trainer, console, trainer.config

@@ -94,7 +94,8 @@ def make_optimizer(
 
     Raises:
       ValueError: there is no such function, it does not take a schedule and these
-        options, or it returns something else.
+        options, or it returns something else; or it counts the schedule's steps where
+        `renew` cannot find them, although there is pretraining.
     """
     schedule = make_schedule(config, pretrain)
     mask = None if config.decay_vectors else _is_matrix
@@ -111,6 +112,10 @@ def make_optimizer(
         steps = optax.chain(scale, *decay)
     else:
         steps = _make(config.optimizer, _OTHERS, {"schedule": schedule}, options)
+        if pretrain is not None and pretrain.steps and not _keeps_schedule(steps):
+            needed = f"0 with --train.optimizer={config.optimizer}, which has no "
+            needed += "optax.scale_by_schedule to go on"
+            raise expected("--pretrain.steps", needed, pretrain.steps)
         if config.weight_decay:
             steps = _add_updates(steps, optax.chain(*decay))
     if config.clip_norm == 0:
@@ -139,13 +144,23 @@ def label_parameters(params: Any) -> Any:
 
 def renew(state: optax.OptState, fresh: optax.OptState) -> optax.OptState:
     """The fresh state of an optimiser, in which the schedule goes on."""
-
-    def goes_on(part: Any) -> bool:
-        return isinstance(part, optax.ScaleByScheduleState)
-
     return jax.tree.map(
-        lambda new, old: old if goes_on(old) else new, fresh, state, is_leaf=goes_on
+        lambda new, old: old if _is_schedule(old) else new,
+        fresh,
+        state,
+        is_leaf=_is_schedule,
     )
+
+
+def _is_schedule(part: Any) -> bool:
+    return isinstance(part, optax.ScaleByScheduleState)
+
+
+def _keeps_schedule(optimizer: optax.GradientTransformation) -> bool:
+    """Whether `renew` finds the step of the schedule in the optimiser's state."""
+    with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
+        state = jax.eval_shape(optimizer.init, {"kernel": jnp.zeros((2, 2))})
+    return any(map(_is_schedule, jax.tree.leaves(state, is_leaf=_is_schedule)))
 
 
 def _muon(

@@ -73,12 +73,12 @@ def init_state(
 
 
 def _moving(params: nnx.State) -> nnx.State:
-    """What steps change: the parameters, and the running means of batch norms."""
+    """The arrays that steps change: parameters, and running means of batch norms."""
     return nnx.filter_state(params, (nnx.Param, RunningMean))
 
 
 def scored_params(state: TrainState) -> nnx.State:
-    """What evaluations use: the averages, if the state keeps them."""
+    """The parameters that evaluations use: the averages, if the state keeps them."""
     if state.average is None:
         return state.params
     return nnx.merge_state(state.params, state.average)
@@ -152,14 +152,14 @@ def step_function(
         grads, (sums, moved) = jax.grad(mean_loss, has_aux=True)(learned)
         grads = nnx.merge_state(grads, jax.tree.map(jnp.zeros_like, kept))
         opt_state = state.opt_state
-        if renewed_at:
-            begins = state.step == renewed_at
-            opt_state = jax.tree.map(
-                lambda new, old: jnp.where(begins, new, old),
-                renew(opt_state, optimizer.init(trained)),
-                opt_state,
-            )
         with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
+            if renewed_at:
+                begins = state.step == renewed_at
+                opt_state = jax.tree.map(
+                    lambda new, old: jnp.where(begins, new, old),
+                    renew(opt_state, optimizer.init(trained)),
+                    opt_state,
+                )
             updates, opt_state = optimizer.update(grads, opt_state, trained)
         trained: Any = optax.apply_updates(trained, updates)
         learned, _ = nnx.split_state(trained, learns, ...)

@@ -240,6 +240,7 @@ def test_optimizers_are_those_of_optax(name, options, make):
     rates = optax.linear_schedule(0.1, 0.0, 10)
     ours, theirs = updates_of(make_optimizer(config)), updates_of(make(rates))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    make_optimizer(config, PretrainConfig(steps=5))  # Their schedules can go on.
 
     decayed = dataclasses.replace(config, weight_decay=0.5, decay_vectors=False)
     rule = make_optimizer(decayed)
@@ -340,3 +341,16 @@ def test_a_wrong_optimizer_is_refused(name, options, words):
     with pytest.raises(ValueError, match=f"^--train.optimizer: expected .*{words}"):
         check_types(config, "--train.")
         make_optimizer(config)
+
+
+def hidden_count(schedule):
+    return optax.inject_hyperparams(optax.sgd)(learning_rate=schedule)
+
+
+def test_a_schedule_that_would_begin_again_after_pretraining_is_refused():
+    config = TrainConfig(optimizer=f"{__name__}:hidden_count", warmup=0)
+    make_optimizer(config)
+    with pytest.raises(
+        ValueError, match=r"^--pretrain\.steps: expected 0 with .*count"
+    ):
+        make_optimizer(config, PretrainConfig(steps=5))
