@@ -48,15 +48,12 @@ class Bytes:
 
     @property
     def raw(self) -> dict[str, Any]:
-        """See `Vocabulary`."""
         return {"kind": "bytes", "end": self.end, "mask": self.mask}
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Vocabulary`."""
         return np.frombuffer(text, np.uint8).astype(np.int32)
 
     def decode(self, tokens: np.ndarray) -> bytes:
-        """See `Vocabulary`."""
         return tokens[tokens < self.end].astype(np.uint8).tobytes()
 
 
@@ -92,7 +89,6 @@ class Words:
 
     @property
     def raw(self) -> dict[str, Any]:
-        """See `Vocabulary`."""
         return {"kind": "words", "ids": self._ids}
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -109,7 +105,6 @@ class Words:
         return [word for word in _text(text).split() if word not in self._ids]
 
     def decode(self, tokens: np.ndarray) -> bytes:
-        """See `Vocabulary`."""
         words = [self._words[t] for t in tokens.tolist() if t != self.mask]
         parts = ["\n" if word == self.END else f"{word} " for word in words]
         return "".join(parts).encode()
@@ -164,11 +159,9 @@ class Bpe:
 
     @property
     def raw(self) -> dict[str, Any]:
-        """See `Vocabulary`."""
         return {"kind": "ids", "bpe": self._description}
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Vocabulary`."""
         return np.array(self._tokenizer.encode(_text(text)).ids, np.int32)
 
     def decode(self, tokens: np.ndarray) -> bytes:

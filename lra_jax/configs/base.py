@@ -245,18 +245,29 @@ class DataConfig:
     @property
     def chosen_on_test(self) -> bool:
         """Whether the best checkpoint is chosen on the test split itself."""
-        return False
+        return getattr(self, "validation", None) == "test"
+
+    source: ClassVar[str] = "the task's own"
+    """Where the examples come from without a path, as in ``drawn, seed {seed}``."""
+
+    is_generated: ClassVar[bool] = False
+    """Whether examples without a path are made by a rule, and so are always the same
+    for the same settings; files may change."""
 
     @property
     def origin(self) -> str:
         """Where the examples come from, in words."""
-        raise NotImplementedError
+        return self.source.format_map(vars(self)) if self.is_own else "original files"
 
     @property
     def from_files(self) -> bool:
-        """Whether the examples are read from files, which may change while the settings
-        stay the same."""
-        return True
+        """Whether the examples are read from files."""
+        return not (self.is_generated and self.is_own)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the examples are those of the task, and not of the user's files."""
+        return getattr(self, "path", None) is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,11 +281,7 @@ class StoredData(DataConfig):
     is downloaded."""
 
     batch_fields: ClassVar[tuple[str, ...]] = ("dir", *DataConfig.batch_fields)
-
-    @property
-    def origin(self) -> str:
-        """See the base class."""
-        return "original archive" if self.path is None else "original files"
+    source: ClassVar[str] = "original archive"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,25 +311,16 @@ class GeneratedData(StoredData):
 
     generator_fields: ClassVar[tuple[str, ...]] = ("num_train", "num_valid", "num_test")
     """The settings that files, which are read as they are, do not follow."""
+    source: ClassVar[str] = "generated, seed {seed}"
+    is_generated: ClassVar[bool] = True
 
     def check(self) -> None:
-        """See the base class."""
         super().check()
-        for name in self.generator_fields if self.path is not None else ():
+        for name in () if self.is_own else self.generator_fields:
             value = getattr(self, name)
             if value != getattr(type(self), name):
                 reason = "with --data.path, whose examples are read as they are"
                 raise expected(f"--data.{name}", f"no value {reason}", value)
-
-    @property
-    def origin(self) -> str:
-        """See the base class."""
-        return f"generated, seed {self.seed}" if self.path is None else super().origin
-
-    @property
-    def from_files(self) -> bool:
-        """See the base class."""
-        return self.path is not None
 
 
 @dataclasses.dataclass(frozen=True)

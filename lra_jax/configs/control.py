@@ -58,22 +58,13 @@ class ControlData(StoredData):
     """Windows are of one length."""
 
     length_fields: ClassVar[tuple[str, ...]] = ("context",)
+    source: ClassVar[str] = "played in {environment}, seed {seed}"
+    is_generated: ClassVar[bool] = True
 
     @property
     def longest(self) -> int:
         """See the base class; a step is three tokens."""
         return 3 * self.context
-
-    @property
-    def origin(self) -> str:
-        """See the base class."""
-        made = f"played in {self.environment}, seed {self.seed}"
-        return made if self.path is None else "original files"
-
-    @property
-    def from_files(self) -> bool:
-        """See the base class."""
-        return self.path is not None
 
 
 PRESETS = families.presets(

@@ -48,22 +48,16 @@ class ImagesData(DataConfig):
     """Seed for choosing the examples held out for validation."""
 
     length_fields: ClassVar[tuple[str, ...]] = ()
+    source: ClassVar[str] = "digits of scikit-learn"
 
     @property
     def image_shape(self) -> tuple[int, int]:
-        """See the base class."""
-        side = self.size or (8 if self.path is None else 32)
+        side = self.size or (8 if self.is_own else 32)
         return side, side
 
     @property
     def reader_arguments(self) -> dict[str, Any]:
-        """See the base class."""
         return super().reader_arguments | {"size": self.image_shape[0]}
-
-    @property
-    def origin(self) -> str:
-        """See the base class."""
-        return "digits of scikit-learn" if self.path is None else "original files"
 
 
 _MODEL = {

@@ -67,18 +67,16 @@ class ListOpsData(GeneratedData):
 
     @property
     def augments(self) -> bool:
-        """See the base class."""
         return self.permute
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """See the base class."""
         return ("arguments of training examples permuted",) if self.permute else ()
 
     @property
     def longest(self) -> int | None:
         """See the base class; batches of generated trees may be padded to it."""
-        return self.max_length if self.path is None else None
+        return self.max_length if self.is_own else None
 
 
 def _ours(**settings: Any) -> families.Preset:

@@ -29,7 +29,7 @@ for context differ. Neither of the two was run to the end here.
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lra_jax.configs import families
 from lra_jax.configs.base import DataConfig, TrainConfig
@@ -56,10 +56,7 @@ class LmData(DataConfig):
     """Tokens in a row. Longer documents are split; short ones share a row and do not
     attend to each other."""
 
-    @property
-    def origin(self) -> str:
-        """See the base class."""
-        return "Python's standard library" if self.path is None else "own files"
+    source: ClassVar[str] = "Python's standard library"
 
 
 tiny_train = functools.partial(

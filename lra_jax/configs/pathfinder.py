@@ -63,7 +63,6 @@ class PathfinderData(GeneratedData):
     )
 
     def check(self) -> None:
-        """See the base class."""
         super().check()
         if self.levels:
             self._check_levels()
@@ -82,7 +81,6 @@ class PathfinderData(GeneratedData):
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """See the base class."""
         return (f"easier levels first ({self.levels})",) if self.levels else ()
 
     @property
@@ -105,7 +103,7 @@ class PathfinderData(GeneratedData):
                 "of the steps, both increasing, as in easy:0.3,intermediate:0.5"
             )
             raise expected("--data.levels", needed, f"{self.levels!r}")
-        if self.path is not None:
+        if not self.is_own:
             needed = "nothing with --data.path, which is one level"
             raise expected("--data.levels", needed, f"{self.levels!r}")
 

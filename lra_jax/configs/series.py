@@ -43,16 +43,7 @@ class SeriesData(DataConfig):
     """Seed for choosing the examples held out for validation."""
 
     length_fields: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def chosen_on_test(self) -> bool:
-        """See the base class."""
-        return self.validation == "test"
-
-    @property
-    def origin(self) -> str:
-        """See the base class."""
-        return "JapaneseVowels of aeon" if self.path is None else "original files"
+    source: ClassVar[str] = "JapaneseVowels of aeon"
 
 
 PRESETS = families.presets(

@@ -8,6 +8,7 @@ with each other, but not with published ones.
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 from lra_jax.configs import families
 from lra_jax.configs.base import DataConfig, TrainConfig
@@ -21,15 +22,8 @@ class DrawnData(DataConfig):
     seed: Count = 0
     """Seed of the examples."""
 
-    @property
-    def origin(self) -> str:
-        """See the base class."""
-        return f"drawn, seed {self.seed}"
-
-    @property
-    def from_files(self) -> bool:
-        """See the base class."""
-        return False
+    source: ClassVar[str] = "drawn, seed {seed}"
+    is_generated: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)

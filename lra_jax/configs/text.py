@@ -40,11 +40,6 @@ class TextData(BytesData):
     LRA's code; the best checkpoint is then chosen on the test labels, and only the
     accuracy of the last one is valid."""
 
-    @property
-    def chosen_on_test(self) -> bool:
-        """See the base class."""
-        return self.validation == "test"
-
 
 PRESETS = families.presets(
     "text",

@@ -87,7 +87,6 @@ class SampleCommand(DataCommand):
         return expand_home(self.out or f"{self.task}-{self.split}.png", "--out")
 
     def check(self) -> None:
-        """See the base class."""
         super().check()
         if self.out is not None and get_task(self.task).shape_of(self.data) is None:
             needed = f"nothing for --task={self.task}, which has no images"

@@ -120,7 +120,6 @@ class ControlDataset(SequenceDataset):
         }
 
     def answer(self, split: str, index: int) -> str:
-        """See the base class."""
         start, length = self._windows[self._checked(split)][:, index]
         first = start - self._first[start]
         return f"steps {first} to {first + length - 1} of an episode"

@@ -70,14 +70,12 @@ class Pendulum(Environment):
     scale, bonus, target, references = 300.0, 0.0, None, None
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """See the base class."""
         draws = [np.random.default_rng(seed).uniform(-1, 1, 2) for seed in seeds]
         angle, self._speed = np.array(draws).T
         self._angle = np.pi + angle / 2
         return self._state()
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """See the base class."""
         torque = 2 * np.clip(actions[:, 0], -1, 1)
         angle = (self._angle + np.pi) % (2 * np.pi) - np.pi
         rewards = -(angle**2 + 0.1 * self._speed**2 + 0.001 * torque**2)
@@ -128,7 +126,6 @@ class Gymnasium(Environment):
         self.bonus, self.target, self.references = bonus, target, references
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """See the base class."""
         while len(self._simulators) < len(seeds):
             self._simulators.append(self._make())
         starts = zip(self._simulators, seeds, strict=False)

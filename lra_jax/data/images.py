@@ -80,7 +80,6 @@ class ImageDataset(SequenceDataset):
         self.fingerprint = digest.hexdigest()
 
     def source(self, split: str) -> Source:
-        """See the base class."""
         return self._sources[self._checked(split)]
 
 

@@ -133,11 +133,9 @@ class MemoryDataset(SequenceDataset):
         self.fingerprint = self._hash()
 
     def positions(self, split: str) -> np.ndarray:
-        """See the base class."""
         return self._examples[self._checked(split)].positions
 
     def source(self, split: str) -> MemorySource:
-        """See the base class."""
         examples = self._examples[self._checked(split)]
         return MemorySource(examples.tokens, examples.lengths)
 

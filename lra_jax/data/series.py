@@ -84,7 +84,6 @@ class SeriesDataset(SequenceDataset):
         self.fingerprint = self._hash()
 
     def source(self, split: str) -> MemorySource:
-        """See the base class."""
         split = self._checked(split)
         return MemorySource(self._values[split], self._lengths[split])
 

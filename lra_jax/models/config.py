@@ -207,8 +207,7 @@ class ModelConfig:
         if self.positions == "sinusoidal" and self.embed_dim % 2:
             needed = "an even width for sinusoidal positions"
             raise expected("embed_dim", needed, self.embed_dim)
-        ids = [c for c in self.clusters if isinstance(c, Integral) and c > 0]
-        if list(self.clusters) != sorted(set(ids)):
+        if [0, *self.clusters] != sorted({0, *self.clusters}):
             raise expected("cutoffs", "increasing positive ids", self.cutoffs)
         if self.is_causal and self.cls_token:
             needed = "another value with is_causal, where the first position sees none"
@@ -219,11 +218,9 @@ class ModelConfig:
         if self.remat and self.norm == "batch":
             needed = "False with norm='batch', whose running means must be kept"
             raise expected("remat", needed, True)
-        if self.reconstructs and (self.channels > 1 or self.patch > 1 or self.depths):
-            needed = "False (--pretrain.steps=0) with colours, patches or stages"
-            raise expected("reconstructs", needed, True)
-        if self.inputs == "vectors" and self.reconstructs:
-            needed = "False with inputs='vectors', which have no ids to reconstruct"
+        has_ids = self.channels == self.patch == 1 and self.inputs != "vectors"
+        if self.reconstructs and (self.depths or not has_ids):
+            needed = "False (--pretrain.steps=0) with colours, patches, stages, vectors"
             raise expected("reconstructs", needed, True)
         if self.inputs == "vectors" and self.padding == "zeros":
             needed = "'lengths' with inputs='vectors', where 0 is a value"

@@ -11,11 +11,7 @@ from lra_jax.attention.inputs import SIZES
 from lra_jax.errors import known
 
 # Passed to a mechanism by a module itself, this one or Flax's; never set by the user.
-OWN_KEYWORDS = ("mask", "query_mask", "max_length", "is_causal", "deterministic")
-
-# Accepted, but not settings of the mechanism: how and how precisely it is computed,
-# and which documents a row holds.
-_NOT_OFFERED = {"implementation", "precision", "segment_ids"}
+_OWN = {"mask", "query_mask", "max_length", "is_causal", "deterministic"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +42,11 @@ def split_options(
     widths = set() if layout is None else keyword_names(layout) - {"in_features"}
     accepted = set()
     if mechanism.make is None:
-        accepted = keyword_names(mechanism.attention) - set(OWN_KEYWORDS)
+        accepted = keyword_names(mechanism.attention) - _OWN
         accepted -= {gate.name for gate in mechanism.gates}
-    options_known = accepted | parameters | widths
     for name in options:
-        if name not in options_known:
-            offered = sorted(options_known - _NOT_OFFERED)
-            known(f"option of attention {mechanism.name!r}", name, offered)
+        offered = sorted(accepted | parameters | widths)
+        known(f"option of attention {mechanism.name!r}", name, offered)
     of_parameters = {name: x for name, x in options.items() if name in parameters}
     of_function = {name: x for name, x in options.items() if name in accepted}
     return of_parameters, of_function

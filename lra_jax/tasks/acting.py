@@ -23,12 +23,8 @@ def make_model(config: Config, dataset: ControlDataset, rngs: Any) -> Any:
     """A decision transformer that is as long as it has to be for acting.
 
     Raises:
-      ValueError: the attention has no stream, but ``--data.acting`` is one; or there is
-        pretraining.
+      ValueError: the attention has no stream, but ``--data.acting`` is one.
     """
-    if config.pretrain.steps:
-        needed = "0 for --task=control"
-        raise expected("--pretrain.steps", needed, config.pretrain.steps)
     world, streams = dataset.environment, dataset.acting == "stream"
     steps = max(world.horizon if streams else 0, dataset.context)
     sized = encoder_config(config.replace(model={"max_length": 3 * steps}))

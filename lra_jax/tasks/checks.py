@@ -30,10 +30,11 @@ _COMPARED = 64  # sequences of two splits with the same labels
 
 
 def check_config(config: Config, task: Task) -> None:
-    """See `Task.check`."""
-    if type(config.data) is not task.data:
-        got = type(config.data).__name__
-        raise expected("--data", f"{task.data.__name__} for --task={task.name}", got)
+    """Refuses invalid settings, before data are made.
+
+    Raises:
+      ValueError: with the flag, and what is expected.
+    """
     config.check_types()
     config.data.check()
     parse_buckets(config.data.buckets)
@@ -41,8 +42,7 @@ def check_config(config: Config, task: Task) -> None:
     task.training_loss(config.train)
     _check_lengths(config, task)
     _check_processes(config)
-    if config.train.seq_devices > 1:
-        _check_split(config, task)
+    _check_split(config, task)
     train = config.train
     for kind in (LengthWarmup, Curriculum):
         stages = kind.parse(getattr(train, kind.name), train.steps).stages
@@ -68,7 +68,6 @@ def check_config(config: Config, task: Task) -> None:
 
 
 def _check_lengths(config: Config, task: Task) -> None:
-    """Refuses data longer than the model, before they are made."""
     shape, limit = task.shape_of(config.data), config.max_length
     longest = config.data.longest if shape is None else shape[0] * shape[1]
     if longest is not None and longest > limit:
@@ -87,6 +86,8 @@ def _check_processes(config: Config) -> None:
 def _check_split(config: Config, task: Task) -> None:
     """Refuses what the zeros would change that round a sequence up to the devices."""
     devices = config.train.seq_devices
+    if devices == 1:
+        return
     if task.per_position or config.data.packing:
         reason = "--data.packing" if config.data.packing else f"--task={task.name}"
         needed = f"1 with {reason}, which has several labels in a row"
@@ -97,24 +98,27 @@ def _check_split(config: Config, task: Task) -> None:
 
 
 def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
-    """See `Task.check_data`; `check_config` has accepted the config."""
-    data, smoothing = config.data, config.train.label_smoothing
-    if dataset.has_numbers and smoothing:
-        needed = "0 for labels that are numbers"
-        raise expected("--train.label_smoothing", needed, smoothing)
-    train = config.train
-    if dataset.has_numbers or dataset.several:
-        for name in ("mixup", "cutmix"):
-            if getattr(train, name):
-                needed = "0 for labels that are not one class each"
-                raise expected(f"--train.{name}", needed, getattr(train, name))
+    """Refuses settings of training that do not fit the labels. Except for language
+    models, also refuses files of the user whose validation split is their test split,
+    in the same order: the best checkpoint would be chosen on it.
+
+    `check_config` has accepted the config.
+
+    Raises:
+      ValueError: with the flag, and what is expected.
+    """
+    data, train = config.data, config.train
+    unfit = ["label_smoothing"] * dataset.has_numbers
+    unfit += ["mixup", "cutmix"] * (dataset.has_numbers or dataset.several)
+    for name in unfit:
+        if getattr(train, name):
+            needed = "0 for labels that are not one class each"
+            raise expected(f"--train.{name}", needed, getattr(train, name))
     if dataset.several and train.seq_devices > 1:
         needed = "1 for examples of several classes"
         raise expected("--train.seq_devices", needed, train.seq_devices)
-    from_user = getattr(data, "path", None) is not None
-    if not from_user or data.chosen_on_test or task.packs_rows:
-        return
-    if _same_examples(dataset):
+    can_be_same = not (data.is_own or data.chosen_on_test or task.packs_rows)
+    if can_be_same and _same_examples(dataset):
         but = " (or --data.validation=test)" if hasattr(data, "validation") else ""
         needed = f"a validation split other than the test split{but}"
         raise expected("--data.path", needed, "the same examples in both")
@@ -135,7 +139,14 @@ def _same_examples(dataset: SequenceDataset) -> bool:
 
 
 def check_on_devices(config: Config, task: Task) -> None:
-    """See `Task.check_on_devices`; `check_config` has accepted the config."""
+    """Refuses an attention that fails on the shapes of the run, by tracing it, and
+    sizes that the devices cannot hold.
+
+    `check_config` has accepted the config, and the processes of a run are connected.
+
+    Raises:
+      ValueError: with the flag, and what is expected.
+    """
     # On one device: the trainer checks whether the devices divide the sequence.
     shape = task.shape_of(config.data)
     encoder = encoder_config(config.replace(train={"seq_devices": 1}), shape)

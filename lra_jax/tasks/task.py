@@ -160,32 +160,15 @@ class Task:
             raise renamed(error, f"--data.{error.name}") from error
 
     def check(self, config: Config) -> None:
-        """Refuses invalid settings, before data are made.
-
-        Raises:
-          ValueError: with the flag, and what is expected.
-        """
+        """See `lra_jax.tasks.checks.check_config`."""
         pkgutil.resolve_name("lra_jax.tasks.checks:check_config")(config, self)
 
     def check_on_devices(self, config: Config) -> None:
-        """Refuses an attention that fails on the shapes of the run, by tracing it, and
-        sizes that the devices cannot hold.
-
-        The processes of a run must be connected first.
-
-        Raises:
-          ValueError: with the flag, and what is expected.
-        """
+        """See `lra_jax.tasks.checks.check_on_devices`."""
         pkgutil.resolve_name("lra_jax.tasks.checks:check_on_devices")(config, self)
 
     def check_data(self, config: Config, dataset: "SequenceDataset") -> None:
-        """Refuses settings of training that do not fit the labels. Except for language
-        models, also refuses files of the user whose validation split is their test
-        split, in the same order: the best checkpoint would be chosen on it.
-
-        Raises:
-          ValueError: with the flag, and what is expected.
-        """
+        """See `lra_jax.tasks.checks.check_data`."""
         pkgutil.resolve_name("lra_jax.tasks.checks:check_data")(config, self, dataset)
 
     @property

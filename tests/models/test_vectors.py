@@ -132,7 +132,7 @@ def test_flowformers_model_has_its_parameters() -> None:
     ("settings", "problem"),
     [
         ({"padding": "zeros"}, "padding: expected 'lengths' with inputs='vectors'"),
-        ({"reconstructs": True}, "reconstructs: expected False with inputs='vectors'"),
+        ({"reconstructs": True}, "reconstructs: expected False"),
         ({"patch": 2}, "patch: expected images"),
     ],
 )

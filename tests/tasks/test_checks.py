@@ -48,7 +48,6 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
         ("listops", {"model": {"pooling": "cls", "is_causal": True}}, "pooling: "),
         ("listops", {"model": TRITON}, "implementation: .* got 'triton'"),
         ("listops", {"attention": "linformer", "model": LAYERWISE}, "features: .* all"),
-        ("listops", {"data": get_preset("text").data}, "--data: .* got TextData"),
         ("listops", SPLIT, "--train.seq_devices: expected 1 with --data.packing"),
         ("retrieval", {"data": {"packing": True}}, "--data.packing: expected False"),
         ("listops", {"train": 3}, "^--train: expected a TrainConfig, got an int"),

@@ -195,7 +195,7 @@ def test_presets_make_models(preset):
         ({"data": {"packing": True}}, r"--data\.packing: expected False"),
         ({"data": {"quality": "best"}}, r"--data\.quality: expected one of random"),
         ({"data": {"context": 2_000}}, r"--model\.max_length: expected at least 6000"),
-        ({"pretrain": {"steps": 2}}, r"reconstructs: expected False with inputs="),
+        ({"pretrain": {"steps": 2}}, "reconstructs: expected False"),
         ({"train": {**TRAIN, "seq_devices": 2}}, r"--train\.seq_devices: expected 1"),
         ({"attention": "linformer"}, r"linformer"),
     ],

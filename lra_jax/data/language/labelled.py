@@ -89,7 +89,6 @@ class LabelledDataset(SequenceDataset):
         self.fingerprint = digest.hexdigest()
 
     def source(self, split: str) -> MemorySource:
-        """See the base class."""
         split = self._checked(split)
         return MemorySource(self._tokens[split], self._lengths[split])
 

@@ -160,12 +160,10 @@ class TextDataset(SequenceDataset):
         return TextSource(self._streams[split].tokens, self._rows[split], self)
 
     def batch(self, split: str, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """See the base class."""
         rows = self.source(split).__getitems__(ids.tolist())
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def answer(self, split: str, index: int) -> str:
-        """See the base class."""
         return f"row {index}, {len(self._rows[self._checked(split)][index])} pieces"
 
     def _hash(self, raw: dict[str, Any]) -> str:
