@@ -5,9 +5,10 @@ The kinds are
   bytes   text or bytes, truncated to ``max_length``, without the white space around
           them if ``strip``;
   vocabulary
-          text or bytes, as the tokens of a ``vocabulary`` that `lra_jax.vocabularies`
-          describes, truncated to ``max_length``, and stripped like bytes; or their ids;
-  pixels  images of 0 to 255 with a ``shape``, `(rows, columns)` in grey and
+          text or bytes, as the tokens of a ``vocabulary`` that
+          `lra_jax.data.language.vocabularies` describes, truncated to ``max_length``,
+          and stripped like bytes; or their ids;
+pixels  images of 0 to 255 with a ``shape``, `(rows, columns)` in grey and
           `(rows, columns, 3)` in colour;
   vectors series `[T, C]`, standardised by ``mean`` and ``deviation`` of each channel
           and truncated to the model's length; NaN is taken for the mean;
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from lra_jax import vocabularies
+from lra_jax.data.language import vocabularies
 from lra_jax.errors import a_thing, expected, known, renamed
 
 Raw = Mapping[str, Any]
