@@ -96,7 +96,8 @@ class Paths(_Settings):
     seed: Count = 0
     """First seed of data, weights and paths."""
     seeds: Size = 1
-    """Number of seeds."""
+    """Number of seeds. OUT/seeds keeps the result of each trained network, for the next
+    run with the same settings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,8 +114,10 @@ class Spectrum(_OfRun):
     """Without a run: tokens of a sequence."""
     examples: Size = 1
     """Number of sequences to average over."""
+    draws: Size = 1
+    """Without a run: number of initialisations of each network."""
     seed: Count = 0
-    """Seed of the initialisation and its tokens."""
+    """Seed of the first initialisation and its tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,7 +238,9 @@ def _rank_collapse(settings: RankCollapse) -> Iterator[Any]:
     yield from collapse.initial_sections(names, mechanisms, variants, **sizes)
     if bounded_collapse.NETWORK in names:
         yield bounded_collapse.initial_section(
-            length=settings.length, num_layers=settings.layers, seed=settings.seed
+            range(settings.seed, settings.seed + settings.draws),
+            length=settings.length,
+            num_layers=settings.layers,
         )
 
 
@@ -270,6 +275,7 @@ def _paths(settings: Paths) -> Iterator[Any]:
             name,
             experiments[name],
             seeds,
+            folder=Path(settings.out or "analysis/paths").expanduser() / "seeds",
             mechanism=settings.attention,
             repeats=settings.repeats,
         )
@@ -306,13 +312,14 @@ def _spectrum(settings: Spectrum) -> Iterator[Any]:
                 name,
                 settings.examples,
                 settings.length,
-                settings.seed,
+                range(settings.seed, settings.seed + settings.draws),
             )
             for name in progress.announce(names, f"mechanisms of {settings.network}")
         }
         about = (
             f"The network {settings.network} at initialisation on {settings.examples} "
-            f"sequences of {settings.length} random tokens."
+            f"sequences of {settings.length} random tokens, "
+            f"draws: {settings.draws}, one standard deviation over them shaded."
         )
     yield spectra.spectrum_section(models, about)
     yield spectra.projection_section(models, about)

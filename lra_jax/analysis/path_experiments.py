@@ -7,7 +7,9 @@ minutes.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +28,7 @@ from lra_jax.analysis.path_network import (
 from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, sorting
 from lra_jax.analysis.paths import path_length_distribution
 from lra_jax.errors import known
+from lra_jax.files import read_json, write_json
 from lra_jax.reports import charts
 from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.page import Section
@@ -178,10 +181,30 @@ def run_experiment(
 
 
 def run_seeds(
-    name: str, experiment: Experiment, seeds: Sequence[int], **settings: Any
+    name: str,
+    experiment: Experiment,
+    seeds: Sequence[int],
+    *,
+    folder: Path,
+    **settings: Any,
 ) -> PathResult:
-    """`run_experiment` of each seed: means; the draws of all seeds side by side."""
-    runs = [run_experiment(name, experiment, seed=s, **settings) for s in seeds]
+    """`run_experiment` of each seed: means; the draws of all seeds side by side.
+
+    The folder keeps the result of each seed for the next call with these settings.
+    """
+    digest = hashlib.sha256(repr((experiment, sorted(settings.items()))).encode())
+    runs = []
+    for seed in seeds:
+        file = folder / f"{name}-seed{seed}-{digest.hexdigest()[:8]}.json"
+        if not file.exists():
+            result = run_experiment(name, experiment, seed=seed, **settings)
+            folder.mkdir(exist_ok=True)
+            draws = {n: rows.tolist() for n, rows in result.by_length.items()}
+            losses = result.losses.tolist()
+            write_json(file, result._replace(by_length=draws, losses=losses)._asdict())
+        kept = PathResult(**read_json(file))
+        draws = {int(n): np.array(rows) for n, rows in kept.by_length.items()}
+        runs.append(kept._replace(by_length=draws, losses=np.array(kept.losses)))
     draws = {n: np.hstack([x.by_length[n] for x in runs]) for n in _NUM_PATHS}
     whole = float(np.mean([x.whole for x in runs]))
     majority = float(np.mean([x.majority for x in runs]))

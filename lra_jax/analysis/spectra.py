@@ -49,6 +49,7 @@ class Spectra(NamedTuple):
       factors: the same in units of ``||P|| ||w||``.
       worst: `[K]`, the largest of these.
       nearest: as ``projected``, for the nearest matrix of that rank.
+      deviations: `[L, 65]`, of the heads' mean curve over initialisations.
     """
 
     curves: np.ndarray
@@ -59,24 +60,35 @@ class Spectra(NamedTuple):
     factors: np.ndarray
     worst: np.ndarray
     nearest: np.ndarray
+    deviations: np.ndarray
 
 
 def initial_spectra(
-    network: str, mechanism: str, examples: int, length: int, seed: int
+    network: str, mechanism: str, examples: int, length: int, seeds: Sequence[int]
 ) -> Spectra:
-    """The spectra of a network at initialisation, on random tokens.
+    """The spectra of a network at initialisation, on random tokens: means over seeds.
 
     Raises:
       ValueError: an unknown name, or a mechanism without a matrix.
     """
     shape = find_shape(network)
-    model = Network(shape, mechanism, length=length, rngs=nnx.Rngs(seed))
-    tokens = jnp.asarray(zipf_tokens(shape.vocab_size, examples, length, seed))
-    calls = capture_attention(model, lambda: model(tokens, VARIANTS["transformer"]))
-    if not calls:
-        got = f"{network}, whose own attention by distance has no matrix"
-        raise expected("--network", "bert or albert", got)
-    return _measure(calls, np.ones((examples, length), bool))
+    draws = []
+    for seed in seeds:
+        model = Network(shape, mechanism, length=length, rngs=nnx.Rngs(seed))
+        tokens = jnp.asarray(zipf_tokens(shape.vocab_size, examples, length, seed))
+        calls = capture_attention(
+            model, lambda m=model, t=tokens: m(t, VARIANTS["transformer"])
+        )
+        if not calls:
+            got = f"{network}, whose own attention by distance has no matrix"
+            raise expected("--network", "bert or albert", got)
+        draws.append(_measure(calls, np.ones((examples, length), bool)))
+    return Spectra(*(np.mean(field, 0) for field in zip(*draws, strict=True)))._replace(
+        length=length,
+        sizes=draws[0].sizes,
+        worst=np.max([x.worst for x in draws], 0),
+        deviations=np.std([x.curves.mean(1) for x in draws], 0),
+    )
 
 
 def run_spectra(saved: Any, batch: Any) -> Spectra:
@@ -105,7 +117,7 @@ def spectrum_section(models: Mapping[str, Spectra], about: str) -> Section:
     chart = Chart(
         "spectrum",
         [
-            *(_curves(name, np.nanmean(x.curves, 1)) for name, x in models.items()),
+            *(_curves(name, x) for name, x in models.items()),
             *(_heat_map(x, low, name == last) for name, x in quarters.items()),
         ],
         caption,
@@ -116,12 +128,17 @@ def spectrum_section(models: Mapping[str, Spectra], about: str) -> Section:
         layout={"sharex": "row"},
     )
     rows = [
-        (f"{name}, layer {n}", f"{np.nanmean(a):.3f}", f"{np.nanmean(b):.3f}")
+        (
+            f"{name}, layer {n + 1}",
+            f"{np.nanmean(quarters[name][n]):.3f}",
+            number(x.deviations[n, _QUARTER] or np.nan, ".3f"),
+            f"{np.nanmean(ranks):.3f}",
+        )
         for name, x in models.items()
-        for n, (a, b) in enumerate(zip(quarters[name], x.ranks, strict=True), 1)
+        for n, ranks in enumerate(x.ranks)
     ]
     sums = "sum of a quarter of the values"
-    head = ("model", sums, "effective rank, share of the tokens")
+    head = ("model", sums, "deviation", "effective rank, share of the tokens")
     return Section("How low is the rank of attention", [chart, Table(head, rows)])
 
 
@@ -170,11 +187,12 @@ def projection_section(models: Mapping[str, Spectra], about: str) -> Section:
     return Section("The theorem's rank, and the error", [chart, Table(head, rows)])
 
 
-def _curves(title: str, curves: np.ndarray) -> Panel:
-    """The first, the middle and the last layer of `[L, 65]`."""
+def _curves(title: str, spectra: Spectra) -> Panel:
+    """The first, the middle and the last layer."""
+    curves, spread = np.nanmean(spectra.curves, 1), spectra.deviations
     last = len(curves)
     lines = [
-        charts.Line(f"layer {n}", _GRID, curves[n - 1])
+        charts.Line(f"layer {n}", _GRID, curves[n - 1], spread=spread[n - 1])
         for n in sorted({1, (last + 1) // 2, last})
     ]
     lines.append(charts.Line("equal values", (0, 1), (0, 1)))
@@ -221,6 +239,7 @@ def _measure(calls: Sequence[AttentionCall], mask: np.ndarray) -> Spectra:
         factors=factors,
         worst=np.max(worst, 0),
         nearest=nearest,
+        deviations=np.zeros((len(curves), len(_GRID))),
     )
 
 

@@ -22,6 +22,7 @@ from lra_jax.analysis.maps import (
     split_words,
     token_kinds,
 )
+from lra_jax.analysis.spectra import initial_spectra
 from lra_jax.configs import get_preset
 from lra_jax.data import listops_language
 from lra_jax.data.language.vocabularies import Bytes, Words
@@ -113,10 +114,17 @@ def test_spectrum_of_a_run(workdir, tmp_path):
 
 def test_spectrum_at_initialisation(tmp_path, small_networks):
     analyze.run(
-        analyze.Spectrum(out=str(tmp_path), attention="softmax,flow", length=16)
+        analyze.Spectrum(
+            out=str(tmp_path), attention="softmax,flow", length=16, draws=2
+        )
     )
     entry = stored(tmp_path, "spectrum")
     assert set(entry) == {"softmax", "flow", "part"}
+    draws = [initial_spectra("bert", "flow", 1, 16, [seed]).curves for seed in (0, 1)]
+    np.testing.assert_allclose(entry["flow"]["curves"], np.mean(draws, 0), rtol=1e-3)
+    far = np.abs((draws[0] - draws[1]).mean(1)) / 2
+    np.testing.assert_allclose(entry["flow"]["deviations"], far, atol=1e-4)
+    assert far.max() > 1e-4
 
 
 def test_spectrum_of_a_few_tokens(tmp_path, small_networks):

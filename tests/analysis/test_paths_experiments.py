@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax.analysis import circle, path_tasks
+from lra_jax.analysis import circle, path_experiments, path_tasks
 from lra_jax.analysis.circle import run_circle
 from lra_jax.analysis.path_experiments import (
     PUBLISHED,
@@ -123,15 +123,21 @@ def test_an_experiment_learns_its_task(name):
     assert result.by_length[5][0].std() == 0
 
 
-def test_seeds_of_an_experiment_are_put_together():
+def test_seeds_of_an_experiment_are_put_together_and_kept(tmp_path, monkeypatch):
     experiment = dataclasses.replace(
         QUICK["sorting"], settings=TINY, num_train=30, num_eval=10, epochs=1
     )
     runs = [run_experiment("sorting", experiment, repeats=2, seed=n) for n in (3, 4)]
-    both = run_seeds("sorting", experiment, (3, 4), repeats=2)
+    both = run_seeds("sorting", experiment, (3, 4), folder=tmp_path, repeats=2)
     assert both.whole == pytest.approx((runs[0].whole + runs[1].whole) / 2)
     draws = np.hstack([run.by_length[20] for run in runs])
     np.testing.assert_array_equal(both.by_length[20], draws)
+    monkeypatch.setattr(path_experiments, "run_experiment", None)
+    again = run_seeds("sorting", experiment, (3, 4), folder=tmp_path, repeats=2)
+    np.testing.assert_array_equal(again.by_length[20], draws)
+    np.testing.assert_array_equal(again.losses, both.losses)
+    with pytest.raises(TypeError):  # Others have to be trained.
+        run_seeds("sorting", experiment, (3,), folder=tmp_path, repeats=3)
 
 
 def test_the_circle_shows_every_seed(monkeypatch):

@@ -88,7 +88,7 @@ def test_only_drawn_lines_are_in_the_legend(length, is_bound):
     sizes = 2 ** np.arange(2, length.bit_length())
     error = np.full((1, len(sizes)), 0.1)
     none = np.empty((1, 1, 65)), np.empty((1, 1))
-    spectra = Spectra(*none, length, sizes, error, error, 2 * error[0], error)
+    spectra = Spectra(*none, length, sizes, error, error, 2 * error[0], error, none[0])
     section: Any = projection_section({"softmax": spectra}, "")
     chart, _ = section.parts
     (legend,) = chart.draw().legends
