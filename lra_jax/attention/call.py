@@ -154,6 +154,20 @@ class Call:
         """The output in the query's dtype; rows that were not finite are NaN."""
         return masking.broken_again(out.astype(self.out_dtype), self.finite)
 
+    def by_head(
+        self, dtype: jnp.dtype | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Query, key and value as `[B, N, T or S, ...]`, zero where keys are hidden.
+
+        They are in ``dtype``; None = in their own.
+        """
+        heads = self.query.shape[2]
+        query = masking.by_head(self.query, heads, dtype=dtype)
+        key, value = (
+            masking.by_head(x, heads, self.mask, dtype) for x in (self.key, self.value)
+        )
+        return query, key, value
+
     @functools.cached_property
     def next_position(self) -> jax.Array:
         """`[B]` int32: that of the token after the last real one, in its document.

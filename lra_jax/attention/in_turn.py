@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import inputs, masking, packed
+from lra_jax.attention.table import MECHANISMS
 
 P = ParamSpec("P")
 
@@ -32,6 +33,8 @@ def documents_in_turn(
 ) -> Callable[P, jax.Array]:
     """Makes an ``X_attention`` that declares ``segment_ids`` support packed rows.
 
+    It also checks what needs no array: keywords, and whether X has a causal form.
+
     Args:
       attention: a function of query, key, value, a mask and options, exact under
         padding on the right. It is itself never called with ``segment_ids``.
@@ -39,23 +42,25 @@ def documents_in_turn(
         is not exact; None = there is none.
     """
     signature, function = inspect.signature(attention), cast(Any, attention)
+    entry = MECHANISMS[function.__name__.removesuffix("_attention")]
 
     @functools.wraps(attention)
     def with_documents(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
-        if kwargs.get("segment_ids") is None:
-            first = (inputs.of_jax(x) for x in args[:1])
-            return function(*first, *args[1:], **kwargs)
         keywords: dict[str, Any] = signature.bind(*args, **kwargs).arguments
-        keywords |= keywords.pop("flax", {})
+        flax, layer = keywords.pop("flax", {}), keywords.get("deterministic")
+        inputs.check_keywords(attention, flax, layer)
+        if not entry.causal:
+            reason = f"{entry.name} attention has no causal form"
+            inputs.refuse_causal(keywords.get("is_causal", False), reason)
+        keywords["query"] = inputs.of_jax(keywords["query"])
+        if (ids := keywords.pop("segment_ids", None)) is None:
+            return function(**keywords)
         if check is not None:
             check(keywords)
-        ids = keywords.pop("segment_ids")
         rows: Any = packed.documents(ids, keywords["query"], keywords["key"])
-        sizes = rows.real.shape
-        masks = {"mask": packed.hide_padding(_mask("mask", keywords, sizes), rows)}
+        masks = {"mask": _mask("mask", keywords, rows)}
         if "query_mask" in signature.parameters:
-            sinks = _mask("query_mask", keywords, sizes)
-            masks["query_mask"] = packed.hide_padding(sinks, rows)
+            masks["query_mask"] = _mask("query_mask", keywords, rows)
         arrays: dict[str, Any] = {}  # [B, T, ...]
         parameters: dict[str, Any] = {}  # others with a gradient
         fixed: dict[str, Any] = {}  # others without
@@ -78,12 +83,11 @@ def documents_in_turn(
     return with_documents
 
 
-def _mask(
-    name: str, keywords: dict[str, Any], sizes: tuple[int, ...]
-) -> jax.Array | None:
-    batch, length = sizes
-    reason = "each document of a packed row is a separate sequence"
-    return masking.padding_mask(keywords.pop(name, None), batch, length, name, reason)
+def _mask(name: str, keywords: dict[str, Any], rows: packed.Packed) -> jax.Array | None:
+    """The real positions of documents that a mask leaves."""
+    batch, length = rows.real.shape
+    mask = masking.padding_mask(keywords.pop(name, None), batch, length, name)
+    return packed.hide_padding(mask, rows)
 
 
 class _Place(NamedTuple):

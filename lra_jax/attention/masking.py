@@ -12,15 +12,12 @@ import numpy as np
 from lra_jax.attention import inputs
 from lra_jax.errors import expected
 
-_SUMS_ONCE = "linear attention sums over the keys once for all queries and heads"
-
 
 def padding_mask(
     mask: jax.Array | None,
     batch: int,
     length: int,
     name: str = "mask",
-    reason: str = _SUMS_ONCE,
 ) -> jax.Array | None:
     """Converts a padding mask to boolean `[B, S]`.
 
@@ -32,12 +29,11 @@ def padding_mask(
       batch: B.
       length: S (or T, for a query mask).
       name: the argument's name, for the error message.
-      reason: why no other mask is possible, for the error message.
 
     Raises:
       ValueError: the shape does not fit, or the mask has a query or a head axis. A
-        linear mechanism sums over the keys once for all queries, so it cannot leave out
-        single query-key pairs.
+        linear mechanism sums over the keys once for all queries, and other fast ones
+        form few pairs, so they cannot leave out single query-key pairs.
     """
     if mask is None:
         return None
@@ -46,9 +42,10 @@ def padding_mask(
     if len(shape) == 4 and (shape[1] != 1 or shape[2] != 1):
         raise expected(
             name,
-            f"[B, S] or [B, 1, 1, S]: {reason}, so a mask with a query or head axis "
-            "cannot be applied (pass the padding of the keys, [B, S], instead of "
-            "make_attention_mask(pad, pad), or is_causal=True)",
+            "[B, S] or [B, 1, 1, S]: here a key is hidden from all queries and heads "
+            "alike, so a mask with a query or head axis cannot be applied (pass the "
+            "padding of the keys, [B, S], instead of make_attention_mask(pad, pad), or "
+            "is_causal=True)",
             shape,
         )
     full = (batch, 1, 1, length)

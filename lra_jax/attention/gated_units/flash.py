@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, masking
+from lra_jax.attention.call import Call
 from lra_jax.attention.gated_units import gated
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.softmax import key_sets
@@ -86,34 +87,32 @@ def flash_attention(
       ValueError: shapes, dtypes, the mask, an array or an option do not fit, or query
         and key differ in length.
     """
-    inputs.check_keywords(flash_attention, flax)
-    columns = {"scale": scale, "offset": offset}
-    more = {"relative_bias": relative_bias, "gate": gate, "length": length}
-    gated.check("flash", (query, key, value), is_causal, 4, **columns, **more)
+    call = Call.of(query, key, value, mask, is_causal, precision=precision)
+    inputs.check_self(query, key, "flash")
     activate = gated.activation(activation)
-    batch, rows, num_heads, _width = query.shape
+    length = length if length is None else inputs.check_size("length", length)
+    rows, num_heads = query.shape[1:3]
     size = min(inputs.check_size("chunk", chunk), rows)
-    mask = masking.padding_mask(mask, batch, rows, reason=_REASON)
-    dtype = inputs.accumulation_dtype(query, value)
-    heads, whole = gated.shared_heads(
-        query, mask, 4, **columns, rotate=rotate, dtype=dtype
+    heads = gated.shared_heads(
+        call, query, 4, scale=scale, offset=offset, rotate=rotate
     )
-    heads.append(masking.by_head(value, num_heads, mask, dtype))
+    heads.append(masking.by_head(call.value, num_heads, call.mask, call.dtype))
     near, far, near_key, far_key, value = (key_sets.cut(x, size) for x in heads)
-    real = jnp.ones((1, rows), bool) if mask is None else mask
+    real = jnp.ones((1, rows), bool) if call.mask is None else call.mask
     real = jnp.pad(real, [(0, 0), (0, -rows % size)]).reshape(real.shape[0], -1, size)
     product = functools.partial(jnp.einsum, precision=precision)
     scores = product("bnpch,bnpdh->bnpcd", near, near_key) / chunk
     if relative_bias is not None:
-        table = gated.bias(relative_bias, size, is_causal, dtype)
-        scores = scores + table[None, :, None]
-    visible = _visible(real, is_causal)
+        scores = scores + gated.bias(call, relative_bias, size)[None, :, None]
+    visible = real[:, None, :, None]
+    if is_causal:
+        visible = visible & jnp.tri(size, dtype=bool)[None, None, None]
     weights = jnp.where(visible, activate(scores), 0)
     out = product("bnpcd,bnpdv->bnpcv", weights, value)
     summary = product("bnpch,bnpcv->bnphv", far_key, value)
     summary = _gather(summary, real, is_causal, length)
     out = out + product("bnpch,bnphv->bnpcv", far, summary)
-    return gated.apply_gate(key_sets.paste(out, rows), gate, whole).astype(query.dtype)
+    return gated.apply_gate(call, key_sets.paste(out, rows), gate)
 
 
 flash_weights = dense.weights_of(
@@ -143,16 +142,6 @@ def flash_parameters(
 
 
 flash_layout = gated.layout
-
-_REASON = "FLASH weighs all positions of a chunk, and sums over the others once"
-
-
-def _visible(real: jax.Array, is_causal: bool) -> jax.Array:
-    """Which keys of its chunk a query sees, `[1 or B, 1, P, 1 or C, C]`."""
-    visible = real[:, None, :, None]
-    if is_causal:
-        visible = visible & jnp.tri(real.shape[2], dtype=bool)[None, None, None]
-    return visible
 
 
 def _gather(

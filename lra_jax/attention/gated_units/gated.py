@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import inputs, masking
+from lra_jax.attention.call import Call
 from lra_jax.attention.linear import rotary
 from lra_jax.errors import expected, known
 
@@ -94,90 +95,60 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     return ACTIVATIONS[known("activation", name, ACTIVATIONS)]
 
 
-def check(
-    name: str,
-    arrays: tuple[jax.Array, jax.Array, jax.Array],
-    is_causal: bool,
-    count: int,
-    *,
-    scale: jax.Array | None,
-    offset: jax.Array | None,
-    relative_bias: jax.Array | None,
-    gate: jax.Array | None,
-    length: int | None,
-) -> None:
-    """Raises ``ValueError`` unless query, key, value and a unit's parameters fit."""
-    query, key, value = arrays
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.check_self(query, key, name)
-    for part, columns in (("scale", scale), ("offset", offset)):
-        if columns is not None:
-            inputs.check_array(part, columns, f"{count} N H", count, *query.shape[2:])
-    if relative_bias is not None:
-        sizes = (BUCKETS, query.shape[2])
-        inputs.check_array("relative_bias", relative_bias, f"{BUCKETS} N", *sizes)
-    if gate is not None:
-        sizes = (*query.shape[:3], value.shape[-1])
-        inputs.check_array("gate", gate, "B T N Hv", *sizes)
-    if length is not None:
-        inputs.check_size("length", length)
-
-
-def apply_gate(
-    out: jax.Array, gate: jax.Array | None, whole: jax.Array | None
-) -> jax.Array:
+def apply_gate(call: Call, out: jax.Array, gate: jax.Array | None) -> jax.Array:
     """``gate * out``, `[B, T, N, Hv]`; rows with a broken gate or query are NaN.
 
-    Args:
-      out: float32 or wider.
-      gate: `[B, T, N, Hv]`; None = 1.
-      whole: the rows of the query that `masking.hide_broken` did not change.
+    Raises:
+      ValueError: the gate does not fit.
     """
     if gate is not None:
-        gate, also = masking.hide_broken(gate, whole)
-        out = masking.broken_again(out * gate.astype(out.dtype), also)
-    return masking.broken_again(out, whole)
+        inputs.check_array("gate", gate, "B T N Hv", *out.shape)
+        gate, finite = masking.hide_broken(gate, call.finite)
+        out = masking.broken_again(out * gate.astype(out.dtype), finite)
+    return call.finish(out)
 
 
 def shared_heads(
+    call: Call,
     z: jax.Array,
-    mask: jax.Array | None,
     count: int,
     *,
     scale: jax.Array | None,
     offset: jax.Array | None,
     rotate: bool,
-    dtype: jnp.dtype,
-) -> tuple[list[jax.Array], jax.Array | None]:
+) -> list[jax.Array]:
     """``scale * z + offset``, queries first, then as many keys; optionally rotated.
 
     Args:
+      call: the arguments; its query is z without broken rows.
       z: `[B, T, N, H]`.
-      mask: `[B, T]`; hidden positions of keys are zero.
       count: number of queries and keys together.
       scale: `[count, N, H]`, or None.
       offset: `[count, N, H]`, or None.
       rotate: rotate by position.
-      dtype: of the result.
 
     Returns:
-      Arrays `[B, N, T, H]`, and the rows that `masking.hide_broken` did not change.
+      Arrays `[B, N, T, H]`; hidden positions of keys are zero.
 
     Raises:
-      ValueError: an odd H with ``rotate``.
+      ValueError: an array does not fit, or an odd H with ``rotate``.
     """
     inputs.check_flag("rotate", rotate)
-    num_heads = z.shape[2]
-    queries, whole = masking.hide_broken(z, mask)
+    _, length, num_heads, width = z.shape
+    for name, columns in (("scale", scale), ("offset", offset)):
+        if columns is not None:
+            sizes = count, num_heads, width
+            inputs.check_array(name, columns, f"{count} N H", *sizes)
+    dtype, mask = call.dtype, call.mask
     sources = [
-        masking.by_head(queries, num_heads, dtype=dtype),
+        masking.by_head(call.query, num_heads, dtype=dtype),
         masking.by_head(z, num_heads, mask, dtype),
     ]
     angles = None
     if rotate:
-        rotary.check_width(z.shape[-1])
-        cos, sin = rotary.tables(z.shape[1], z.shape[3], dtype)
-        angles = cos[None, None, : z.shape[1]], sin[None, None, : z.shape[1]]
+        rotary.check_width(width)
+        cos, sin = rotary.tables(length, width, dtype)
+        angles = cos[None, None, :length], sin[None, None, :length]
     made = []
     for index in range(count):
         x = sources[2 * index // count]
@@ -187,22 +158,26 @@ def shared_heads(
             x = x + offset.astype(dtype)[index, None, :, None]
         x = x if angles is None else rotary.rotate(x, angles)
         made.append(masking.hide_by_head(x, mask) if 2 * index >= count else x)
-    return made, whole
+    return made
 
 
-def bias(table: jax.Array, length: int, is_causal: bool, dtype: Any) -> jax.Array:
+def bias(call: Call, table: jax.Array, length: int) -> jax.Array:
     """T5's relative position bias, `[N, T, T]`, from its table `[32, N]`.
 
     Short distances have a bucket each, longer ones share buckets on a logarithmic
     scale, and all from 128 on share one. Without ``is_causal`` half of the buckets are
     for keys after the query.
+
+    Raises:
+      ValueError: the table does not fit.
     """
+    heads = call.query.shape[2]
+    inputs.check_array("relative_bias", table, f"{BUCKETS} N", BUCKETS, heads)
     # On a circle of 2 T places: distances 0 to T - 1, one unused, then -T + 1 to -1.
     # Row i of the matrix is the circle rotated by i, which a reshape does.
     distance = np.arange(2 * length)
     distance = np.where(distance < length, distance, distance - 2 * length)
-    circle = table.T.astype(dtype)[:, _bucket(distance, is_causal)]
-    heads = circle.shape[0]
+    circle = table.T.astype(call.dtype)[:, _bucket(distance, call.is_causal)]
     turns = jnp.broadcast_to(circle[:, None], (heads, length, 2 * length))
     flat = turns.reshape(heads, -1)[:, : length * (2 * length - 1)]
     return flat.reshape(heads, length, -1)[:, :, :length]

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, feature_maps, inputs, masking
+from lra_jax.attention.call import Call
 from lra_jax.attention.gated_units import gated
 from lra_jax.attention.in_turn import documents_in_turn
 
@@ -78,32 +79,30 @@ def gau_attention(
       ValueError: shapes, dtypes, the mask, an array or an option do not fit, or query
         and key differ in length.
     """
-    inputs.check_keywords(gau_attention, flax)
-    columns = {"scale": scale, "offset": offset}
-    more = {"relative_bias": relative_bias, "gate": gate, "length": length}
-    gated.check("gau", (query, key, value), is_causal, 2, **columns, **more)
+    call = Call.of(query, key, value, mask, is_causal, precision=precision)
+    inputs.check_self(query, key, "gau")
     activate = gated.activation(activation)
-    batch, rows, num_heads, _width = query.shape
-    mask = masking.padding_mask(mask, batch, rows, reason=_REASON)
-    dtype = inputs.accumulation_dtype(query, value)
-    (queries, keys), whole = gated.shared_heads(
-        query, mask, 2, **columns, rotate=rotate, dtype=dtype
+    length = length if length is None else inputs.check_size("length", length)
+    queries, keys = gated.shared_heads(
+        call, query, 2, scale=scale, offset=offset, rotate=rotate
     )
+    rows, num_heads = query.shape[1:3]
     scores = feature_maps.products(queries, keys, precision)
-    visible = jnp.ones((1, 1, 1, rows), bool) if mask is None else mask[:, None, None]
+    real = jnp.ones((1, rows), bool) if call.mask is None else call.mask
+    visible = real[:, None, None]
     if is_causal:
         visible = visible & jnp.tri(rows, dtype=bool)[None, None]
     if length is None:
-        counts = visible.sum(-1, keepdims=True, dtype=dtype)
+        counts = visible.sum(-1, keepdims=True, dtype=call.dtype)
         scores = scores / feature_maps.at_least(counts, 1.0)
     else:
         scores = scores / length
     if relative_bias is not None:
-        scores = scores + gated.bias(relative_bias, rows, is_causal, dtype)[None]
+        scores = scores + gated.bias(call, relative_bias, rows)[None]
     weights = jnp.where(visible, activate(scores), 0)
-    value = masking.by_head(value, num_heads, mask, dtype)
+    value = masking.by_head(call.value, num_heads, call.mask, call.dtype)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
-    return gated.apply_gate(out, gate, whole).astype(query.dtype)
+    return gated.apply_gate(call, out, gate)
 
 
 gau_weights = dense.weights_of(
@@ -136,5 +135,3 @@ def gau_parameters(
 
 
 gau_layout = gated.layout
-
-_REASON = "a gated attention unit weighs pairs by their scores and distances alone"

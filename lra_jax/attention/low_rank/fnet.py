@@ -66,17 +66,11 @@ def fnet_attention(
       ValueError: shapes, dtypes or the mask do not fit, the norm is unknown, query and
         key differ in length, `is_causal` is True, or T is above 2^20 with a mask.
     """
-    inputs.check_keywords(fnet_attention, flax)
     inputs.check_inputs(query, key, value)
     inputs.check_self(query, key, "fnet")
-    inputs.refuse_causal(
-        is_causal,
-        "FNet has no causal form, because every row of a Fourier transform mixes all "
-        "positions, including future ones",
-    )
     known("norm", norm, ("ortho", "backward"))
     batch, length, num_heads, _width = query.shape
-    mask = masking.padding_mask(mask, batch, length, reason=_REASON)
+    mask = masking.padding_mask(mask, batch, length)
     if mask is not None and length > _LONGEST:
         needed = f"None for more than {_LONGEST} positions, where angles overflow"
         raise expected("mask", needed, f"an array for T={length}")
@@ -118,8 +112,6 @@ def _transform(norm: str, x: jax.Array, lengths: jax.Array | None = None) -> jax
 
 # Up to here no product overflows in `_chirp`.
 _LONGEST = 2**20
-
-_REASON = "FNet mixes all positions by one transform for all heads"
 
 
 def _padded_fft(x: jax.Array, lengths: jax.Array, norm: str) -> jax.Array:

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs, masking
+from lra_jax.attention.call import Call
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.errors import expected, known
 
@@ -107,43 +108,24 @@ def linformer_attention(
       >>> linformer_attention(query, key, value, **arrays).shape
       (2, 64, 4, 16)
     """
-    inputs.check_keywords(linformer_attention, flax, deterministic)
-    inputs.refuse_causal(
-        is_causal,
-        "Linformer has no causal form, because each compressed key and value mixes all "
-        "positions, including future ones",
-    )
-    inputs.check_inputs(query, key, value)
+    call = Call.of(query, key, value, mask, precision=precision)
     inputs.refuse_decoding(deterministic, query, key, "linformer")
     if value_projection is None:
         value_projection = key_projection
-    size = _checked_window(
-        projection,
-        window,
-        key_projection=key_projection,
-        value_projection=value_projection,
-        key_bias=key_bias,
-        value_bias=value_bias,
+    size = _check_window(projection, window, key_projection, value_projection)
+    keys, values = (
+        masking.hide(x, call.mask).astype(call.dtype) for x in (call.key, call.value)
     )
-    mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
-    dtype = inputs.accumulation_dtype(query, key, value)
-    num_heads = query.shape[2]
-    key, value = (masking.hide(x, mask).astype(dtype) for x in (key, value))
-    if projection == "linear":
-        keys = _project("key", key, key_projection, key_bias, num_heads, precision)
-        values = _project(
-            "value", value, value_projection, value_bias, num_heads, precision
-        )
-    elif projection == "convolution":
-        keys = _convolve("key", key, key_projection, key_bias, precision)
-        values = _convolve("value", value, value_projection, value_bias, precision)
+    if projection in ("mean", "max"):
+        keys, values = (_pool(x, call.mask, size, projection) for x in (keys, values))
     else:
-        keys, values = (_pool(x, mask, size, projection) for x in (key, value))
+        compress = _project if projection == "linear" else _convolve
+        keys = compress(call, "key", keys, key_projection, key_bias)
+        values = compress(call, "value", values, value_projection, value_bias)
     live = None
-    if mask is not None and projection != "linear":
-        live = _windows(mask, size).any(2)[:, None, None]
-    out = _attend(query, keys, values, live, mask, precision)
-    return out.astype(query.dtype)
+    if call.mask is not None and projection != "linear":
+        live = _windows(call.mask, size).any(2)[:, None, None]
+    return _attend(call, keys, values, live)
 
 
 def _refuse_no_sums(projection: str = "linear", **_: Any) -> None:
@@ -187,7 +169,7 @@ def linformer_parameters(
         of which is passed this dict (as in `TransformerEncoder`); "none", E and F per
         head.
       projection: "linear"; "convolution" (shared by all heads, W = ceil(L / K)); "mean"
-        and "max", which have no parameters, and so neither features nor sharing.
+        and "max", which have no parameters.
       dtype: of the arrays.
       **sizes: a layer's other sizes, so that every mechanism can be called alike.
 
@@ -198,7 +180,7 @@ def linformer_parameters(
       torch's default.
 
     Raises:
-      ValueError: a size is not positive, or an option is unknown or has no effect.
+      ValueError: a size is not positive, or an option is unknown.
     """
     inputs.check_sizes(linformer_parameters, sizes)
     length = inputs.check_size("max_length", max_length)
@@ -209,11 +191,6 @@ def linformer_parameters(
     known("sharing", sharing, SHARING)
     known("projection", projection, PROJECTIONS)
     if projection in ("mean", "max"):
-        defaults = {"features": (features, None), "sharing": (sharing, SHARING[0])}
-        for name, (setting, default) in defaults.items():
-            if setting != default:
-                needed = f"{default!r}, because {projection!r} has no parameters"
-                raise expected(name, needed, f"{setting!r}")
         return {}
     if projection == "convolution":
         window = -(-length // slots)
@@ -229,19 +206,11 @@ def linformer_parameters(
     }
 
 
-def _checked_window(projection: str, window: int | None, **arrays: Any) -> int:
-    """Checks which arguments go together; returns W, or 1 if there are no windows."""
+def _check_window(projection: str, window: int | None, key: Any, value: Any) -> int:
+    """Checks the projections; returns W, or 1 if there are no windows."""
     known("projection", projection, PROJECTIONS)
     if projection in ("mean", "max"):
-        for name, array in arrays.items():
-            if array is not None:
-                needed = f"None, because {projection!r} pooling has no parameters"
-                raise expected(name, needed, "an array")
         return inputs.check_size("window", window)
-    if window is not None:
-        needed = f"None, because projection={projection!r} has its own sizes"
-        raise expected("window", needed, f"{window!r}")
-    key, value = arrays["key_projection"], arrays["value_projection"]
     if key is None:
         needed = f"an array for projection={projection!r}"
         raise expected("key_projection", needed, "None; linformer_parameters makes one")
@@ -257,35 +226,25 @@ def _checked_window(projection: str, window: int | None, **arrays: Any) -> int:
 
 
 def _attend(
-    query: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    live: jax.Array | None,
-    mask: jax.Array | None,
-    precision: jax.lax.PrecisionLike,
+    call: Call, keys: jax.Array, values: jax.Array, live: jax.Array | None
 ) -> jax.Array:
     """Softmax attention over the live ones of K slots, in the slots' dtype."""
+    query, precision = call.query, call.precision
     keys, values = (inputs.match_heads(x, query.shape[2]) for x in (keys, values))
-    query, whole = masking.hide_broken(query, mask)
     logits = jnp.einsum(
         "btnh,bknh->bntk", query.astype(keys.dtype), keys, precision=precision
     )
     logits = logits / math.sqrt(query.shape[-1])
     weights = feature_maps.masked_softmax(logits, live)
     out = jnp.einsum("bntk,bknv->btnv", weights, values, precision=precision)
-    return masking.broken_again(out, whole)
+    return call.finish(out)
 
 
 def _project(
-    name: str,
-    x: jax.Array,
-    matrix: Any,
-    bias: jax.Array | None,
-    num_heads: int,
-    precision: jax.lax.PrecisionLike,
+    call: Call, name: str, x: jax.Array, matrix: Any, bias: jax.Array | None
 ) -> jax.Array:
     """``E x`` for x `[B, S, N, H]`: `[B, K, N, H]`, by the first S columns of E."""
-    length, shape = x.shape[1], matrix.shape
+    length, shape, num_heads = x.shape[1], matrix.shape, call.query.shape[2]
     if len(shape) not in (2, 3) or shape[:-2] not in ((), (num_heads,)):
         needed = f"[K, L] or [N, K, L] with N={num_heads}"
         raise expected(f"{name}_projection", needed, shape)
@@ -305,7 +264,7 @@ def _project(
     x = inputs.match_heads(x, num_heads) if heads else x
     terms = "nks,bsnh->bknh" if len(shape) == 3 else "ks,bsnh->bknh"
     matrix = matrix[..., :length].astype(x.dtype)
-    out = jnp.einsum(terms, matrix, x, precision=precision)
+    out = jnp.einsum(terms, matrix, x, precision=call.precision)
     if bias is None:
         return out
     columns = bias[:, None] if bias.ndim == 1 else bias.T
@@ -313,23 +272,16 @@ def _project(
 
 
 def _convolve(
-    name: str,
-    x: jax.Array,
-    kernel: Any,
-    bias: jax.Array | None,
-    precision: jax.lax.PrecisionLike,
+    call: Call, name: str, x: jax.Array, kernel: Any, bias: jax.Array | None
 ) -> jax.Array:
     """Convolution along the length with stride W, the width of its kernel."""
     width, shape = x.shape[-1], kernel.shape
     if len(shape) != 3 or shape[1:] != (width, width) or shape[0] == 0:
         needed = f"a convolution kernel [W, H, H] with H={width} as in {name}"
         raise expected(f"{name}_projection", needed, shape)
-    out = jnp.einsum(
-        "bcwnh,whd->bcnd",
-        _windows(x, shape[0]),
-        kernel.astype(x.dtype),
-        precision=precision,
-    )
+    windows, kernel = _windows(x, shape[0]), kernel.astype(x.dtype)
+    terms = "bcwnh,whd->bcnd"
+    out = jnp.einsum(terms, windows, kernel, precision=call.precision)
     if bias is None:
         return out
     inputs.check_array(f"{name}_bias", bias, "H", width)

@@ -21,6 +21,7 @@ the packed values once more; each layer has its own learned vectors in addition 
 memory passed on.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -67,15 +68,10 @@ def luna_attention(
     Raises:
       ValueError: shapes, dtypes, the memory or the mask do not fit.
     """
-    inputs.check_keywords(luna_attention, flax)
-    inputs.check_inputs(query, key, value, is_causal)
-    if not is_causal:
-        out, _unused = luna_packed(query, key, value, memory, mask, precision=precision)
-        return out
-    whole, rows, keys, values, slots, mask = _prepare(query, key, value, memory, mask)
-    out = _causal(rows, keys, values, slots, mask, chunking, precision)
-    out = jnp.swapaxes(out, 1, 2).astype(query.dtype)
-    return masking.broken_again(out, whole)
+    call = Call.of(
+        query, key, value, mask, is_causal, chunking=chunking, precision=precision
+    )
+    return _causal(call, memory) if is_causal else _attend(call, memory)[0]
 
 
 def luna_packed(
@@ -94,13 +90,7 @@ def luna_packed(
       `[B, T, N, Hv]` and `[B, L, N, Hv]`, in the query's dtype.
     """
     inputs.check_keywords(luna_packed, flax)
-    inputs.check_inputs(query, key, value)
-    whole, rows, keys, values, slots, mask = _prepare(query, key, value, memory, mask)
-    keys, values = _packed(keys, values, slots, mask, precision)
-    weights = feature_maps.softmax(feature_maps.products(rows, keys, precision), -1)
-    out = jnp.matmul(weights, values, precision=precision)
-    out, values = (jnp.swapaxes(x, 1, 2).astype(query.dtype) for x in (out, values))
-    return masking.broken_again(out, whole), values
+    return _attend(Call.of(query, key, value, mask, precision=precision), memory)
 
 
 luna_weights = dense.weights_of(
@@ -141,94 +131,51 @@ def luna_parameters(
     return {"memory": jax.random.normal(rng_key, shape, dtype)}
 
 
-_REASON = "Luna packs the keys once for all queries"
-
-
 def _prepare(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    memory: jax.Array | None,
-    mask: jax.Array | None,
-) -> tuple[
-    jax.Array | None, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None
-]:
-    """The unbroken rows; query, key, value and memory, heads first; the mask.
-
-    Query and memory are divided by sqrt(H).
-    """
-    batch, _, heads, width = query.shape
-    memory = inputs.check_array(
-        "memory",
-        memory,
-        "B L N H",
-        {1, batch},
-        None,
-        heads,
-        width,
-        source="luna_parameters",
-    )
+    call: Call, memory: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Query, key, value and memory, heads first; query and memory over sqrt(H)."""
+    batch, _, heads, width = call.query.shape
+    sizes, source = ({1, batch}, None, heads, width), "luna_parameters"
+    memory = inputs.check_array("memory", memory, "B L N H", *sizes, source=source)
     if memory.shape[1] == 0:
         raise expected("memory", "[B, L, N, H] with L > 0", memory.shape)
-    mask = masking.padding_mask(mask, batch, key.shape[1], reason=_REASON)
-    dtype = inputs.accumulation_dtype(query, key, value)
-    scale = 1 / math.sqrt(width)
     # Cast first, so that the gradient is summed over the batch in this dtype.
     # The zeros have the batch, and its split over devices.
-    memory = memory.astype(dtype) + jnp.zeros_like(query[:, :1], dtype)
-    query, whole = masking.hide_broken(query, mask)
-    query, memory = (
-        masking.by_head(x, heads, dtype=dtype) * scale for x in (query, memory)
-    )
-    key, value = (masking.by_head(x, heads, mask, dtype) for x in (key, value))
-    return whole, query, key, value, memory, mask
+    memory = memory.astype(call.dtype) + jnp.zeros_like(call.query[:, :1], call.dtype)
+    query, key, value = call.by_head(call.dtype)
+    scale = 1 / math.sqrt(width)
+    return query * scale, key, value, jnp.swapaxes(memory, 1, 2) * scale
 
 
-def _packed(
-    key: jax.Array,
-    value: jax.Array,
-    memory: jax.Array,
-    mask: jax.Array | None,
-    precision: jax.lax.PrecisionLike,
-) -> tuple[jax.Array, jax.Array]:
-    """A k and A v, `[B, N, L, ...]`."""
-    scores = feature_maps.products(memory, key, precision)
-    visible = None if mask is None else mask[:, None, None]
+def _attend(call: Call, memory: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """`luna_packed`."""
+    query, key, value, memory = _prepare(call, memory)
+    product = functools.partial(jnp.matmul, precision=call.precision)
+    scores = feature_maps.products(memory, key, call.precision)
+    visible = None if call.mask is None else call.mask[:, None, None]
     weights = feature_maps.masked_softmax(scores, visible)
-    keys, values = (jnp.matmul(weights, x, precision=precision) for x in (key, value))
-    return keys, values
+    keys, values = (product(weights, x) for x in (key, value))
+    scores = feature_maps.products(query, keys, call.precision)
+    out = jnp.swapaxes(product(feature_maps.softmax(scores, -1), values), 1, 2)
+    return call.finish(out), jnp.swapaxes(values, 1, 2).astype(call.out_dtype)
 
 
-def _causal(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    memory: jax.Array,
-    mask: jax.Array | None,
-    chunking: engine.Chunking | None,
-    precision: jax.lax.PrecisionLike,
-) -> jax.Array:
-    def run(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        call = Call(
-            query=query,
-            key=key,
-            value=value,
-            is_causal=True,
-            dtype=query.dtype,
-            chunking=chunking,
-            precision=precision,
-            implementation="xla",
-        )
-        return jnp.swapaxes(core.attend(call, core.Kernel(), "luna")[0], 1, 2)
+def _causal(call: Call, memory: jax.Array | None) -> jax.Array:
+    query, key, value, memory = _prepare(call, memory)
+
+    def run(*arrays: jax.Array) -> jax.Array:
+        query, key, value = (jnp.swapaxes(x, 1, 2) for x in arrays)
+        inner = call.replace(query=query, key=key, value=value, mask=None)
+        inner = inner.replace(implementation="xla")
+        return jnp.swapaxes(core.attend(inner, core.Kernel(), "luna")[0], 1, 2)
 
     phi = feature_maps.feature_map("elu")
-    pack = masking.hide_by_head(
-        phi(feature_maps.products(key, memory, precision)), mask
-    )
-    length = key.shape[2]
-    seen = jnp.ones((1, length), bool) if mask is None else mask
+    pack = phi(feature_maps.products(key, memory, call.precision))
+    pack = masking.hide_by_head(pack, call.mask)
+    seen = jnp.ones((1, key.shape[2]), bool) if call.mask is None else call.mask
     counts = feature_maps.at_least(jnp.cumsum(seen, 1, dtype=query.dtype), 1.0)
     counts = counts[:, None, :, None]
     scores = run(query, key, pack) / counts
-    return run(feature_maps.softmax(scores, -1), pack, value) / counts
+    out = run(feature_maps.softmax(scores, -1), pack, value) / counts
+    return call.finish(jnp.swapaxes(out, 1, 2))

@@ -47,10 +47,6 @@ __all__ = ["nystrom_attention", "nystrom_parameters", "nystrom_weights"]
 
 
 INITIALISATIONS = ("exact", "original")
-_NOT_CAUSAL = (
-    "Nystrom attention has no causal form, because each landmark is a mean over "
-    "positions, including future ones"
-)
 
 
 def _check_packed(arguments: dict[str, Any]) -> None:
@@ -108,8 +104,6 @@ def nystrom_attention(
     Raises:
       ValueError: shapes, dtypes, a mask or an option do not fit, or `is_causal`.
     """
-    inputs.check_keywords(nystrom_attention, flax, deterministic)
-    inputs.refuse_causal(is_causal, _NOT_CAUSAL)
     count = inputs.check_size("num_landmarks", num_landmarks)
     inputs.check_size("iterations", iterations, 0)
     known("initialisation", initialisation, INITIALISATIONS)

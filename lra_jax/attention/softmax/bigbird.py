@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.call import Call
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.softmax import key_sets, patterns
 
@@ -65,12 +66,10 @@ def bigbird_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
     """
-    inputs.check_keywords(bigbird_attention, flax)
+    call = Call.of(query, key, value, mask, is_causal, precision=precision)
     blocks = _Blocks(block, num_random, seed, is_causal)
     pattern = patterns.Pattern(blocks.size, blocks.sets, blocks.global_runs)
-    return patterns.attention(
-        "bigbird", lambda _: pattern, query, key, value, mask, is_causal, precision
-    )
+    return patterns.attention(call, "bigbird", pattern)
 
 
 bigbird_weights = dense.weights_of(bigbird_attention, "Rows sum to one or zero.")

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.call import Call
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
@@ -61,7 +62,6 @@ def local_attention(
       ValueError: shapes, dtypes, the mask or a size do not fit, both sizes are given,
         or query and key differ in length.
     """
-    inputs.check_keywords(local_attention, flax)
     if window is not None and block is not None:
         got = f"window={window!r} and block={block!r}"
         needed = "one of them, a window around each query or blocks of positions"
@@ -69,21 +69,18 @@ def local_attention(
     reach = inputs.check_size("window", WINDOW if window is None else window, 0)
     if block is not None:
         block = inputs.check_size("block", block)
-
-    def pattern(length: int) -> patterns.Pattern:
-        if block is not None:
-            sees = key_sets.in_block(block)
-            sizes = min(block, length), 0, 0
-        else:
-            sees = key_sets.within(reach)
-            sizes = patterns.band_sizes(reach, length, is_causal)
-        return patterns.Pattern(
-            sizes[0], lambda keys: [key_sets.band(keys, *sizes, sees)]
-        )
-
-    return patterns.attention(
-        "local", pattern, query, key, value, mask, is_causal, precision
+    call = Call.of(query, key, value, mask, is_causal, precision=precision)
+    length = call.query.shape[1]
+    if block is not None:
+        sees = key_sets.in_block(block)
+        sizes = min(block, length), 0, 0
+    else:
+        sees = key_sets.within(reach)
+        sizes = patterns.band_sizes(reach, length, is_causal)
+    pattern = patterns.Pattern(
+        sizes[0], lambda keys: [key_sets.band(keys, *sizes, sees)]
     )
+    return patterns.attention(call, "local", pattern)
 
 
 local_weights = dense.weights_of(local_attention, "Rows sum to one or zero.")

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.call import Call
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.softmax import key_sets, patterns
 
@@ -56,30 +57,26 @@ def longformer_attention(
       ValueError: shapes, dtypes, the mask or a size do not fit, or query and key differ
         in length.
     """
-    inputs.check_keywords(longformer_attention, flax)
     window = inputs.check_size("window", window, 0)
     count = inputs.check_size("global_tokens", global_tokens, 0)
+    call = Call.of(query, key, value, mask, is_causal, precision=precision)
     near = key_sets.within(window)
+    length = call.query.shape[1]
+    size, before, after = patterns.band_sizes(window, length, is_causal)
 
     def is_far_global(query: jax.Array, key: jax.Array) -> jax.Array:
         return ~near(query, key) & (key < count)
 
-    def pattern(length: int) -> patterns.Pattern:
-        size, before, after = patterns.band_sizes(window, length, is_causal)
+    def sets(sequence: key_sets.Sequence) -> list[key_sets.Keys]:
+        band = key_sets.band(sequence, size, before, after, near)
+        if not count:
+            return [band]
+        first = key_sets.part(sequence, 0, count)
+        return [band, key_sets.all_keys(first, is_far_global)]
 
-        def sets(sequence: key_sets.Sequence) -> list[key_sets.Keys]:
-            band = key_sets.band(sequence, size, before, after, near)
-            if not count:
-                return [band]
-            first = key_sets.part(sequence, 0, count)
-            return [band, key_sets.all_keys(first, is_far_global)]
-
-        runs = [(jnp.zeros((1,), jnp.int32), min(count, length))] if count else []
-        return patterns.Pattern(size, sets, lambda _: runs)
-
-    return patterns.attention(
-        "longformer", pattern, query, key, value, mask, is_causal, precision
-    )
+    runs = [(jnp.zeros((1,), jnp.int32), min(count, length))] if count else []
+    pattern = patterns.Pattern(size, sets, lambda _: runs)
+    return patterns.attention(call, "longformer", pattern)
 
 
 longformer_weights = dense.weights_of(longformer_attention, "Rows sum to one or zero.")

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from lra_jax.attention import feature_maps, inputs, masking
+from lra_jax.attention import feature_maps, inputs
+from lra_jax.attention.call import Call
 from lra_jax.attention.softmax import key_sets
 from lra_jax.attention.softmax.key_sets import Keys, Sequence
 
@@ -59,114 +60,68 @@ class Pattern:
     global_runs: Callable[[Sequence], list[Run]] = lambda _: []
 
 
-def attention(
-    name: str,
-    pattern: Callable[[int], Pattern],
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-    precision: jax.lax.PrecisionLike,
-) -> jax.Array:
+def attention(call: Call, name: str, pattern: Pattern) -> jax.Array:
     """Softmax attention over a pattern's keys, `[B, T, N, Hv]` in the query's dtype.
 
-    Args:
-      name: of the mechanism, for the messages.
-      pattern: from the length T to the pattern.
-      query, key, value, mask, is_causal: as in `prepare`, which raises if they are
-        wrong.
-      precision: of the matrix products.
+    Raises:
+      ValueError: query and key differ in length.
     """
-    rows, sequence = prepare(query, key, value, mask, is_causal, name)
-    chosen = pattern(rows.shape[2])
 
     def visible(keys: Keys) -> Keys:
-        if not is_causal:
+        if not call.is_causal:
             return keys
         return replace(keys, rule=lambda i, j: keys.rule(i, j) & (j <= i))
 
     def compute(queries: jax.Array, place: jax.Array, sequence: Sequence) -> jax.Array:
-        sets = [visible(keys) for keys in chosen.sets(sequence)]
-        out = attend(queries, place, sets, precision)
-        for start, count in chosen.global_runs(sequence):
+        sets = [visible(keys) for keys in pattern.sets(sequence)]
+        out = attend(queries, place, sets, call.precision)
+        for start, count in pattern.global_runs(sequence):
             everything = [visible(key_sets.all_keys(sequence, key_sets.always))]
             run, at = (key_sets.take_run(x, start, count) for x in (queries, place))
-            run = attend(run, at, everything, precision)
+            run = attend(run, at, everything, call.precision)
             out = key_sets.put_run(out, run, start)
         return out
 
-    out = in_blocks(compute, rows, sequence, chosen.size, mask)
-    return out.astype(query.dtype)
+    return in_blocks(call, name, pattern.size, compute)
 
 
-def prepare(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    is_causal: bool,
-    name: str,
-) -> tuple[jax.Array, Sequence]:
-    """Checks the inputs of a pattern and brings the heads to the front.
-
-    Args:
-      query: `[B, T, N, H]`.
-      key: `[B, T, N, H]`; its heads may be a divisor of N.
-      value: `[B, T, N, Hv]`.
-      mask: padding mask in any of its forms.
-      is_causal: position i sees keys 0..i only.
-      name: of the mechanism, for the messages.
-
-    Returns:
-      The query `[B, N, T, H]`, and keys and values.
+def prepare(call: Call, name: str) -> tuple[jax.Array, Sequence]:
+    """The query `[B, N, T, H]`, and keys and values, of an attention of this name.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit, or T and S differ.
+      ValueError: query and key differ in length.
     """
-    inputs.check_inputs(query, key, value, is_causal)
-    inputs.check_self(query, key, name)
-    batch, length, num_heads, _ = query.shape
-    reason = (
-        f"{name} attention chooses the pairs of query and key by their positions and "
-        "never forms the others"
-    )
-    mask = masking.padding_mask(mask, batch, length, reason=reason)
-    dtype = None
-    if len({query.dtype, key.dtype, value.dtype}) > 1:
-        dtype = inputs.accumulation_dtype(query, key, value)
-    number = jnp.arange(1, length + 1, dtype=jnp.int32)[None]
-    if mask is not None:
-        number = jnp.where(mask, number, jnp.int32(0))
-    sequence = Sequence(
-        masking.by_head(key, num_heads, mask, dtype),
-        masking.by_head(value, num_heads, mask, dtype),
-        number[:, None, :, None],
-    )
-    return masking.by_head(query, num_heads, dtype=dtype), sequence
+    inputs.check_self(call.query, call.key, name)
+    mixed = len({x.dtype for x in (call.query, call.key, call.value)}) > 1
+    query, key, value = call.by_head(call.dtype if mixed else None)
+    number = jnp.arange(1, query.shape[2] + 1, dtype=jnp.int32)[None]
+    if call.mask is not None:
+        number = jnp.where(call.mask, number, jnp.int32(0))
+    return query, Sequence(key, value, number[:, None, :, None])
 
 
 def in_blocks(
-    compute: Callable[[jax.Array, jax.Array, Sequence], jax.Array],
-    query: jax.Array,
-    sequence: Sequence,
+    call: Call,
+    name: str,
     size: int,
-    mask: jax.Array | None,
+    compute: Callable[[jax.Array, jax.Array, Sequence], jax.Array],
 ) -> jax.Array:
-    """Cuts the result of `prepare` into blocks of C positions, and pastes the outputs.
+    """Cuts the arrays into blocks of C positions, and pastes the outputs.
 
     Args:
+      call: the arguments.
+      name: of the mechanism, for the message.
+      size: C.
       compute: from the queries `[B, N, P, C, H]`, their positions `[1, 1, P, C, 1]` and
         the keys and values to `[B, N, P, C, Hv]`; called again in the backward pass.
-      query: `[B, N, T, H]`.
-      sequence: keys and values.
-      size: C.
-      mask: None = nothing is padded.
 
     Returns:
-      `[B, T, N, Hv]`.
+      `[B, T, N, Hv]` in the query's dtype.
+
+    Raises:
+      ValueError: query and key differ in length.
     """
-    query, whole = masking.hide_broken(query, mask)
+    query, sequence = prepare(call, name)
 
     @jax.checkpoint
     def run(query: jax.Array, sequence: Sequence) -> jax.Array:
@@ -174,9 +129,7 @@ def in_blocks(
         place = key_sets.places(queries.shape[2], size)
         return compute(queries, place, sequence)
 
-    out = key_sets.paste(run(query, sequence), query.shape[2])
-    whole = None if whole is None else jnp.swapaxes(whole, 1, 2)
-    return masking.broken_again(out, whole)
+    return call.finish(key_sets.paste(run(query, sequence), query.shape[2]))
 
 
 def band_sizes(window: int, length: int, is_causal: bool) -> tuple[int, int, int]:

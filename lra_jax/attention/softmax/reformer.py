@@ -40,7 +40,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention import dense, feature_maps, inputs
+from lra_jax.attention import dense, feature_maps, inputs, masking
+from lra_jax.attention.call import Call
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
@@ -91,20 +92,15 @@ def reformer_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, query and key differ
         in length, or `is_causal` is True.
     """
-    inputs.check_keywords(reformer_attention, flax)
-    inputs.refuse_causal(
-        is_causal,
-        "Reformer has no causal form here, because the hashes of later positions "
-        "decide where chunks end, and so which of the earlier ones a query sees",
-    )
-    inputs.check_inputs(query, key, value)
+    call = Call.of(query, key, value, mask)
     if max_length is None:
         max_length = query.shape[1]
     rounds = _Rounds(max_length, chunk, num_hashes, num_buckets, seed, query.shape[3])
     dtype = inputs.accumulation_dtype(query, value)
-    wide = query.astype(dtype), key.astype(dtype), value.astype(dtype)
-    shared, sequence = patterns.prepare(*wide, mask, False, "reformer")
-    shared = jnp.where(sequence.number > 0, shared, 0)
+    wide = call.replace(value=call.value.astype(dtype))
+    _, sequence = patterns.prepare(wide, "reformer")
+    # As keys, so that a broken one is not zeroed as a query would be.
+    shared = masking.by_head(query, query.shape[2], call.mask, dtype)
     compute = jax.checkpoint(functools.partial(_compute, rounds, precision))
     out = compute(shared, sequence.value, sequence.position)
     return jnp.swapaxes(out, 1, 2).astype(query.dtype)

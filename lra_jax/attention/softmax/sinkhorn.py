@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.call import Call
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected
@@ -76,17 +77,11 @@ def sinkhorn_attention(
         blocks than the kernel has columns, query and key differ in length, or
         `is_causal` is True.
     """
-    inputs.check_keywords(sinkhorn_attention, flax)
-    inputs.refuse_causal(
-        is_causal,
-        "Sinkhorn attention has no causal form, because the sorting of a block depends "
-        "on all others, including later ones",
-    )
     inputs.check_size("block", block)
     inputs.check_size("iterations", iterations, 0)
     inputs.check_number("temperature", temperature)
-    queries, sequence = patterns.prepare(query, key, value, mask, False, "sinkhorn")
-    kernel = _checked_network(sort_kernel, sort_bias, queries, block)
+    call = Call.of(query, key, value, mask, precision=precision)
+    kernel = _check_network(sort_kernel, sort_bias, call.query, block)
 
     def compute(
         queries: jax.Array, place: jax.Array, sequence: key_sets.Sequence
@@ -109,8 +104,7 @@ def sinkhorn_attention(
         ]
         return patterns.attend(queries, place, sets, precision)
 
-    out = patterns.in_blocks(compute, queries, sequence, block, mask)
-    return out.astype(query.dtype)
+    return patterns.in_blocks(call, "sinkhorn", block, compute)
 
 
 sinkhorn_weights = dense.weights_of(
@@ -194,10 +188,10 @@ def _permutation(scores: jax.Array, live: jax.Array, iterations: int) -> jax.Arr
     return jnp.where(both, jnp.exp(scores), 0)
 
 
-def _checked_network(
+def _check_network(
     kernel: jax.Array | None, bias: jax.Array | None, query: jax.Array, block: int
 ) -> jax.Array:
-    _, heads, length, width = query.shape
+    _, length, heads, width = query.shape
     source = "sinkhorn_parameters"
     kernel = inputs.check_array(
         "sort_kernel", kernel, "N H L", heads, width, None, source=source

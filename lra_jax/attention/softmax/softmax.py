@@ -194,7 +194,7 @@ def softmax_prefill(
     """
     inputs.check_inputs(query, key, value, True)
     batch, length = query.shape[:2]
-    mask = masking.padding_mask(mask, batch, length, reason=_ONE_CACHE)
+    mask = masking.padding_mask(mask, batch, length)
     form = _Form(implementation, block, precision)
     if state is None:
         size = inputs.check_max_length(max_length, length)
@@ -219,8 +219,6 @@ def softmax_prefill(
 # A step beyond `max_length` raises outside ``jax.jit``; inside, its key is neither kept
 # nor seen.
 softmax_step = streams.make_step(softmax_prefill)
-
-_ONE_CACHE = "a stream keeps one set of keys for all queries and heads"
 
 
 @dataclass(frozen=True)

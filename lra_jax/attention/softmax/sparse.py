@@ -24,6 +24,7 @@ from typing import Any
 import jax
 
 from lra_jax.attention import dense, inputs
+from lra_jax.attention.call import Call
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.softmax import key_sets, patterns
 from lra_jax.errors import expected, known
@@ -70,39 +71,35 @@ def sparse_attention(
       ValueError: shapes, dtypes, the mask or an option do not fit, or query and key
         differ in length.
     """
-    inputs.check_keywords(sparse_attention, flax)
     known("pattern", pattern, ("strided", "fixed"))
+    call = Call.of(query, key, value, mask, is_causal, precision=precision)
+    length = call.query.shape[1]
+    distance, count = _sizes(pattern, stride, summary, max_length, length)
+    size = min(distance, length)
+    after = 0 if is_causal else size
+    near, same = key_sets.within(distance), key_sets.in_block(distance)
 
-    def plan(length: int) -> patterns.Pattern:
-        distance, count = _sizes(pattern, stride, summary, max_length, length)
-        size = min(distance, length)
-        after = 0 if is_causal else size
-        near, same = key_sets.within(distance), key_sets.in_block(distance)
+    def in_step(query: jax.Array, key: jax.Array) -> jax.Array:
+        return ~near(query, key) & ((query - key) % distance == 0)
 
-        def in_step(query: jax.Array, key: jax.Array) -> jax.Array:
-            return ~near(query, key) & ((query - key) % distance == 0)
+    def in_summary(query: jax.Array, key: jax.Array) -> jax.Array:
+        return ~same(query, key) & (key % distance >= distance - count)
 
-        def in_summary(query: jax.Array, key: jax.Array) -> jax.Array:
-            return ~same(query, key) & (key % distance >= distance - count)
+    def strided(sequence: key_sets.Sequence) -> list[key_sets.Keys]:
+        return [
+            key_sets.band(sequence, size, size, after, near),
+            key_sets.columns(sequence, size, in_step),
+        ]
 
-        def strided(sequence: key_sets.Sequence) -> list[key_sets.Keys]:
-            return [
-                key_sets.band(sequence, size, size, after, near),
-                key_sets.columns(sequence, size, in_step),
-            ]
+    def fixed(sequence: key_sets.Sequence) -> list[key_sets.Keys]:
+        ends = key_sets.ends(sequence, size, min(count, size))
+        return [
+            key_sets.band(sequence, size, 0, 0, same),
+            key_sets.all_keys(ends, in_summary),
+        ]
 
-        def fixed(sequence: key_sets.Sequence) -> list[key_sets.Keys]:
-            ends = key_sets.ends(sequence, size, min(count, size))
-            return [
-                key_sets.band(sequence, size, 0, 0, same),
-                key_sets.all_keys(ends, in_summary),
-            ]
-
-        return patterns.Pattern(size, strided if pattern == "strided" else fixed)
-
-    return patterns.attention(
-        "sparse", plan, query, key, value, mask, is_causal, precision
-    )
+    sets = strided if pattern == "strided" else fixed
+    return patterns.attention(call, "sparse", patterns.Pattern(size, sets))
 
 
 def _sizes(
@@ -115,9 +112,6 @@ def _sizes(
     """The stride, and the number of positions at a block's end that all may see."""
     if max_length is not None:
         length = inputs.check_size("max_length", max_length)
-    if pattern == "strided" and summary is not None:
-        needed = "None, because only the pattern 'fixed' has one"
-        raise expected("summary", needed, f"{summary!r}")
     if stride is None:
         stride = math.isqrt(length - 1) + 1
     stride = inputs.check_size("stride", stride)

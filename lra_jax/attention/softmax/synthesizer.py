@@ -31,7 +31,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lra_jax.attention import dense, feature_maps, inputs, masking
 from lra_jax.attention.in_turn import documents_in_turn
@@ -40,7 +39,6 @@ from lra_jax.errors import expected, known
 __all__ = ["synthesizer_attention", "synthesizer_parameters", "synthesizer_weights"]
 
 
-VARIANTS = ("dense", "factorised_dense", "random", "factorised_random")
 DEFAULT = "factorised_random"
 _RANK = 8
 
@@ -56,6 +54,7 @@ _LAYOUTS = {
     "random": {"first": "N L L"},
     "factorised_random": {"first": "N L k", "second": "N L k"},
 }
+VARIANTS = tuple(_LAYOUTS)
 
 
 @documents_in_turn
@@ -99,10 +98,9 @@ def synthesizer_attention(
       `[B, T, N, Hv]` in the query's dtype; softmax and sums are float32 or wider.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit, the arrays do not belong to the
-        variant, or the input is longer than they allow.
+      ValueError: shapes, dtypes or the mask do not fit, or the input is longer than the
+        arrays allow.
     """
-    inputs.check_keywords(synthesizer_attention, flax, deterministic)
     inputs.check_inputs(query, key, value, is_causal)
     inputs.refuse_decoding(deterministic, query, key, "synthesizer")
     batch, length, num_heads = query.shape[:3]
@@ -172,36 +170,29 @@ def synthesizer_parameters(
       dense variants also the biases, zero. L2 is sqrt(L), rounded up.
 
     Raises:
-      ValueError: a size is not positive, the variant is unknown, or it has no rank.
+      ValueError: a size is not positive, or the variant is unknown.
     """
     inputs.check_sizes(synthesizer_parameters, sizes)
     known("variant", variant, VARIANTS)
     longest = inputs.check_size("max_length", max_length)
     heads = inputs.check_size("num_heads", num_heads)
     width = inputs.check_size("head_dim", head_dim)
-    if rank is not None and variant != "factorised_random":
-        raise expected("rank", f"None for variant={variant!r}", f"{rank!r}")
     rank = inputs.check_size("rank", _RANK if rank is None else rank)
     columns = math.isqrt(longest - 1) + 1
     rows = -(-longest // columns)
-    made = {
-        "dense": {"first": (width, longest)},
-        "factorised_dense": {"first": (width, rows), "second": (width, columns)},
-        "random": {"first": (longest, longest)},
-        "factorised_random": {"first": (longest, rank), "second": (longest, rank)},
-    }[variant]
-    init = jax.nn.initializers.glorot_uniform(batch_axis=0)
-    keys = jax.random.split(rng_key, len(made))
-    arrays = {
-        name: init(key, (heads, *shape), dtype)
-        for (name, shape), key in zip(made.items(), keys, strict=True)
+    sizes = {"N": heads, "H": width, "k": rank}
+    sizes |= {"L": longest, "L1": rows, "L2": columns}
+    shapes = {
+        name: [sizes[letter] for letter in letters.split()]
+        for name, letters in _LAYOUTS[variant].items()
     }
-    if "dense" in variant:
-        arrays |= {
-            f"{name}_bias": jnp.zeros((heads, columns), dtype)
-            for name, (_, columns) in made.items()
-        }
-    return arrays
+    init = jax.nn.initializers.glorot_uniform(batch_axis=0)
+    matrices = [name for name in shapes if not name.endswith("_bias")]
+    keys = jax.random.split(rng_key, len(matrices))
+    made = {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
+    for name, key in zip(matrices, keys, strict=True):
+        made[name] = init(key, shapes[name], dtype)
+    return made
 
 
 def _dense(
@@ -233,20 +224,15 @@ def _check_arrays(
     layouts = _LAYOUTS[known("variant", variant, VARIANTS)]
     sizes = {"N": query.shape[2], "H": query.shape[3]}
     arrays = {}
-    for name, array in passed.items():
-        if name not in layouts:
-            if array is not None:
-                requirement = f"None for variant={variant!r}"
-                raise expected(name, requirement, f"shape {np.shape(array)}")
+    for name, axes in layouts.items():
+        if passed[name] is None and name.endswith("_bias"):
             continue
-        if array is None and name.endswith("_bias"):
-            continue
-        letters = layouts[name].split()
+        letters = axes.split()
         for _ in range(2):  # again, because a letter may occur twice
             arrays[name] = inputs.check_array(
                 name,
-                array,
-                layouts[name],
+                passed[name],
+                axes,
                 *(sizes.get(letter) for letter in letters),
                 source="synthesizer_parameters",
             )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lra_jax import attention
+from lra_jax.attention.call import Call
 from lra_jax.attention.gated_units import gated
 
 from ..mechanisms import inputs, keywords
@@ -29,7 +30,9 @@ def test_buckets_of_distances() -> None:
         expected = [units.bucket(int(d), causal) for d in distances]
         assert gated._bucket(distances, causal).tolist() == expected
         table = jnp.arange(32.0)[:, None]
-        matrix = np.asarray(gated.bias(table, 40, causal, "float32"))[0]
+        x = jnp.ones((1, 40, 1, 4))
+        call = Call.of(x, x, x, is_causal=causal)
+        matrix = np.asarray(gated.bias(call, table, 40))[0]
         expected = [[units.bucket(j - i, causal) for j in range(40)] for i in range(40)]
         assert matrix.tolist() == expected
 

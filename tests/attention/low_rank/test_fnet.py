@@ -72,7 +72,7 @@ def test_what_it_refuses() -> None:
         (lambda: run(k, k, v, is_causal=True), "is_causal: expected False, got True"),
         (lambda: run(q, k, v), "key: expected the query's length T=5"),
         (lambda: run(k, k, v, norm="forward"), "norm: expected one of ortho, backward"),
-        (lambda: run(k, k, v, np.ones((2, 1, 7, 7), bool)), "mixes all positions"),
+        (lambda: run(k, k, v, np.ones((2, 1, 7, 7), bool)), "from all queries"),
         (
             lambda: run(*[np.zeros((1, 2**20 + 1, 1, 1), "float32")] * 3, LONG),
             "mask: expected None for more than 1048576 positions",

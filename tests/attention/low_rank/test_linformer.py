@@ -119,12 +119,6 @@ def test_linformer_parameters_of_the_other_projections() -> None:
     assert wide["key_projection"].shape == (10, 10)
     make = functools.partial(attention.linformer_parameters, key, **sizes)
     assert make(projection="mean") == {}
-    for name, value in {"features": 256, "sharing": "none"}.items():
-        assert_rejects(
-            lambda extra={name: value}: make(projection="max", **extra),
-            f"{name}: expected",
-            "because 'max' has no parameters",
-        )
 
 
 @pytest.mark.parametrize("kind", ["mean", "max"])
@@ -141,7 +135,6 @@ def test_pooled_linformer_with_padding_and_a_short_last_window(kind: str) -> Non
 
 Q, K, V = inputs(2, query_length=5)
 KERNEL = np.ones((3, 4, 4), "float32")
-MEAN = {"projection": "mean", "window": 3}
 CONVOLUTION = {"projection": "convolution", "key_projection": KERNEL}
 
 
@@ -151,9 +144,6 @@ CONVOLUTION = {"projection": "convolution", "key_projection": KERNEL}
         ({"key_projection": E[:, :6]}, ("at least S=7 columns", "(6, 6)", "longer")),
         ({"key_projection": E, "value_projection": F[:5]}, ("expected 6 slots", "(5,")),
         ({"key_projection": E, "value_projection": F[:, :4]}, ("at least S=7", "(6,")),
-        ({"key_projection": E, "window": 3}, ("window: expected None", "got 3")),
-        (MEAN | {"key_projection": E}, ("key_projection: expected None", "parameters")),
-        (MEAN | {"key_bias": np.ones(4)}, ("key_bias", "expected None")),
         (CONVOLUTION | {"key_projection": E}, ("a convolution kernel", "(6, 16)")),
         (CONVOLUTION | {"value_projection": KERNEL[:2]}, ("expected 3 positions",)),
         (CONVOLUTION | {"key_bias": np.ones(3)}, ("expected [H]=(4,)", "(3,)")),

@@ -164,7 +164,6 @@ X = inputs(4, 2, query_length=7, length=7)
     [
         ("local", {"window": 3, "block": 4}, ("expected one of them", "window=3")),
         ("longformer", {"window": None}, ("window: expected an int", "got None")),
-        ("sparse", {"summary": 2}, ("summary: expected None", "'fixed'", "got 2")),
         (
             "sparse",
             {"pattern": "fixed", "stride": 4, "summary": 5},
