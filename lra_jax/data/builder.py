@@ -45,7 +45,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.utils import file_utils
 
 from lra_jax import progress, seals, signals
-from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.dataset import SequenceDataset, Source
 from lra_jax.errors import check_path, expected, on_one_line, writable
 from lra_jax.files import expand_home, lock
 
@@ -136,6 +136,53 @@ class _Info(tfds.core.DatasetInfo):
 
     def initialize_from_bucket(self) -> None:
         """Does nothing."""
+
+
+class PreparedDataset(SequenceDataset):
+    """The examples of a builder whose data are prepared."""
+
+    def __init__(self, builder: Any):
+        self._builder = builder
+        self.name: str = builder.info.full_name
+        self.folder = str(builder.data_path)
+        self.splits = tuple(builder.info.splits)
+        self.sequences = builder.SEQUENCES
+        self.vocab_size, self.num_classes = builder.VOCAB_SIZE, builder.NUM_CLASSES
+        self.max_length: int = builder.builder_config.max_length
+        self.image_shape = builder.builder_config.image_shape
+        metadata: Any = builder.info.metadata
+        self.fingerprint: str = metadata["fingerprint"]
+        self._lengths, self._labels = {}, {}
+        for split, columns in metadata["splits"].items():
+            lengths = [columns["lengths"][name] for name in self.sequences]
+            lengths = np.array(lengths, np.int32)
+            self._lengths[split] = lengths[0] if len(lengths) == 1 else lengths.T
+            self._labels[split] = np.array(columns["labels"], np.int32)
+
+    def source(self, split: str) -> Source:
+        records = self._builder.as_data_source(split=self._checked(split))
+        return _Records(records, self.folder)
+
+
+class _Records(Source):
+    """A source whose errors name the folder, since a disk can fail during a run."""
+
+    def __init__(self, source: Any, folder: str):
+        self._source, self._folder = source, folder
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        try:
+            return self._source.__getitems__(indices)
+        except Exception as error:  # From array_record, in its own words.
+            needed = "expected records that can be read"
+            message = f"{self._folder}: {needed}, got {on_one_line(error)}"
+            raise OSError(message) from error
 
 
 class _Recorder:
@@ -253,7 +300,7 @@ def _opened(
         builder = build()
         if not builder.is_prepared():
             raise ValueError("no dataset_info.json, or no features.json")
-        dataset = SequenceDataset(builder)
+        dataset = PreparedDataset(builder)
         if sealed is None and _read_fingerprint(dataset) != dataset.fingerprint:
             raise ValueError("other examples")
     except Exception as error:  # A damaged file can cause any error in tfds.

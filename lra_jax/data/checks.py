@@ -2,13 +2,17 @@
 
 import functools
 import hashlib
+import importlib.util
+import io
 import operator
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
 
-from lra_jax.errors import expected
-from lra_jax.files import expand_home, read_lines
+import numpy as np
+
+from lra_jax.errors import expected, reason
+from lra_jax.files import expand_home, read_bytes, read_lines
 
 
 def check_integer(name: str, value: int, least: int) -> None:
@@ -39,6 +43,34 @@ def existing(path: str | os.PathLike) -> pathlib.Path:
         got = f"{place}, which does not exist"
         raise expected("--data.path", "a file or a folder", got)
     return place
+
+
+def find_installed(package: str, *parts: str, needed: str) -> pathlib.Path:
+    """A file or folder of another package, which is not imported.
+
+    Raises:
+      ValueError: the package is not installed; ``needed`` says what to do.
+    """
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (place := pathlib.Path(folder, *parts)).exists():
+            return place
+    raise expected("--data.path", needed, None)
+
+
+def read_npz(file: pathlib.Path, kind: str = "an .npz file") -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` file.
+
+    Raises:
+      ValueError: it is not ``kind``.
+      OSError: it cannot be read.
+    """
+    content = io.BytesIO(read_bytes(file))
+    try:
+        with np.load(content, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # A damaged header raises whatever its parser meets.
+        raise expected(str(file), kind, reason(error)) from error
 
 
 def digest(files: Iterable[pathlib.Path]) -> str:

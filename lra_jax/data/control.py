@@ -3,15 +3,14 @@
 The episodes are those of a file, or made first: see `lra_jax.data.control_files`.
 """
 
-import hashlib
+import functools
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from lra_jax.data import checks, control_files, environments
-from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
+from lra_jax.data.dataset import SPLITS, Rows, SequenceDataset, fingerprint
 from lra_jax.data.memory import stream_of
 from lra_jax.data.series import describe
 from lra_jax.errors import expected
@@ -54,7 +53,7 @@ class ControlDataset(SequenceDataset):
         target: float,
         seed: int,
     ):
-        self.name, self.splits, self.environment = name, SPLITS, environment
+        self.name, self.environment = name, environment
         self.context, self.acting, self.target = context, acting, target
         self.references = tuple(float(arrays[x]) for x in control_files.REFERENCES)
         self.max_length = 3 * context
@@ -85,7 +84,13 @@ class ControlDataset(SequenceDataset):
         }
         self._lengths = {x: 3 * w[1].astype(np.int32) for x, w in self._windows.items()}
         self._labels = {x: np.zeros((len(y), 0), int) for x, y in self._lengths.items()}
-        self.fingerprint = self._hash()
+        self._sources = {
+            x: Rows(len(lengths), functools.partial(self._states_of, x))
+            for x, lengths in self._lengths.items()
+        }
+        arrays_shown = self._states, self._actions, self._returns, self._first
+        windows, ends = self._windows.values(), np.array(self.references)
+        self.fingerprint = fingerprint(*arrays_shown, *windows, ends)
 
     def standardise(self, states: np.ndarray) -> np.ndarray:
         """States of the environment as the model sees them."""
@@ -124,16 +129,9 @@ class ControlDataset(SequenceDataset):
         first = start - self._first[start]
         return f"steps {first} to {first + length - 1} of an episode"
 
-    def source(self, split: str) -> Source:
-        """See the base class: the states of each window."""
-        return _States(self, self._checked(split))
-
-    def _hash(self) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        arrays = self._states, self._actions, self._returns, self._first
-        for array in (*arrays, *self._windows.values(), np.array(self.references)):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+    def _states_of(self, split: str, index: int) -> dict[str, np.ndarray]:
+        window = self.batch(split, np.array([index]))
+        return {"tokens": window["states"][0, : window["lengths"][0]]}
 
 
 def _cut(
@@ -145,18 +143,6 @@ def _cut(
     offsets = stride * number
     lengths = np.minimum(np.repeat(sizes, counts) - offsets, context)
     return np.stack([np.repeat(starts, counts) + offsets, lengths])
-
-
-class _States(Source):
-    def __init__(self, dataset: ControlDataset, split: str):
-        self._dataset, self._split = dataset, split
-
-    def __len__(self) -> int:
-        return self._dataset.num_examples(self._split)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        window = self._dataset.batch(self._split, np.array([index]))
-        return {"tokens": window["states"][0, : window["lengths"][0]]}
 
 
 def prepare(

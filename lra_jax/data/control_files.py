@@ -18,7 +18,6 @@ medium-expert  medium and expert, half and half
 Medium and expert policies act with a normal noise of 0.3.
 """
 
-import io
 import os
 import pathlib
 import shutil
@@ -28,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from lra_jax.data import environments
+from lra_jax.data import checks, environments
 from lra_jax.data.environments import Environment, Episodes
 from lra_jax.errors import expected, reason, within, writable
-from lra_jax.files import check_regular, expand_home, lock, read_bytes
+from lra_jax.files import check_regular, expand_home, lock
 
 REFERENCES = ("random_return", "expert_return")
 QUALITIES = {
@@ -60,8 +59,9 @@ def read(
     """
     parts = []
     for file in files:
-        read_arrays = _read_hdf5 if file.suffix == ".hdf5" else _read_npz
-        arrays = read_arrays(file)
+        is_hdf5 = file.suffix == ".hdf5"
+        kind = "an .hdf5 or .npz file"
+        arrays = _read_hdf5(file) if is_hdf5 else checks.read_npz(file, kind)
         try:
             parts.append(_check(arrays, environment))
         except ValueError as error:
@@ -83,14 +83,6 @@ def _read_hdf5(file: pathlib.Path) -> dict[str, np.ndarray]:
             return {name: np.asarray(archive[name]) for name in names}
     except Exception as error:  # A damaged file raises whatever its parser meets.
         raise expected(str(file), "an .hdf5 file", reason(error)) from error
-
-
-def _read_npz(file: pathlib.Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(io.BytesIO(read_bytes(file)), allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # A damaged header raises whatever its parser meets.
-        raise expected(str(file), "an .hdf5 or .npz file", reason(error)) from error
 
 
 def _check(

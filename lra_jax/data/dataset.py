@@ -1,11 +1,12 @@
 """A prepared dataset, as used by the rest of the library."""
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from lra_jax.errors import known, on_one_line
+from lra_jax.errors import known
 
 SPLITS = ("train", "valid", "test")
 """The splits of every dataset."""
@@ -25,14 +26,33 @@ class Source(Protocol):
         return [self[index] for index in indices]
 
 
-class SequenceDataset:
-    """Labelled sequences of token ids on disk, with their lengths in memory.
+class Rows(Source):
+    """Examples by a function of their index."""
 
-    Args:
-      builder: a `lra_jax.data.builder.SequenceBuilder` whose data are prepared.
+    def __init__(self, count: int, read: Callable[[int], dict[str, Any]]):
+        self._count, self._read = count, read
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._read(index)
+
+
+def fingerprint(*parts: str | np.ndarray) -> str:
+    """A hash of texts and arrays, one after the other."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        is_text = isinstance(part, str)
+        digest.update(part.encode() if is_text else np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
+class SequenceDataset:
+    """Labelled sequences of token ids, with their lengths in memory.
 
     Attributes:
-      name: the builder's name, configuration and version.
+      name: of the data and their settings.
       folder: folder of the records.
       splits: the names of the splits, usually train, valid, test.
       parts: the names of further splits on which a model is tested separately, such as
@@ -55,10 +75,17 @@ class SequenceDataset:
       fingerprint: a hash of every example in order: equal for equal data.
     """
 
+    name: str
+    vocab_size: int
+    num_classes: int
+    max_length: int
+    fingerprint: str
     # As of examples in memory.
     folder: str = "memory"
+    splits: tuple[str, ...] = SPLITS
     parts: tuple[str, ...] = ()
     sequences: tuple[str, ...] = ("tokens",)
+    token_dtype: np.dtype = np.dtype(np.uint8)
     image_shape: tuple[int, int] | None = None
     token_shape: tuple[int, ...] = ()
     raw: dict[str, Any] | None = None
@@ -68,26 +95,15 @@ class SequenceDataset:
     metric: str = "accuracy"
     several: bool = False
 
-    def __init__(self, builder: Any):
-        self._builder = builder
-        self.name: str = builder.info.full_name
-        self.folder = str(builder.data_path)
-        self.splits = tuple(builder.info.splits)
-        self.sequences = builder.SEQUENCES
-        self.vocab_size = builder.VOCAB_SIZE
-        self.token_dtype = np.dtype(np.uint8)
-        self.num_classes = builder.NUM_CLASSES
-        self.max_length: int = builder.builder_config.max_length
-        self.image_shape = builder.builder_config.image_shape
-        metadata: Any = builder.info.metadata
-        self.fingerprint: str = metadata["fingerprint"]
-        self._lengths: dict[str, np.ndarray] = {}
-        self._labels: dict[str, np.ndarray] = {}
-        for split, columns in metadata["splits"].items():
-            lengths = [columns["lengths"][name] for name in self.sequences]
-            lengths = np.array(lengths, np.int32)
-            self._lengths[split] = lengths[0] if len(lengths) == 1 else lengths.T
-            self._labels[split] = np.array(columns["labels"], np.int32)
+    # Of each split and part.
+    _lengths: dict[str, np.ndarray]
+    _labels: dict[str, np.ndarray]
+    _sources: dict[str, Source]
+
+    def _hold(self, rows: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """Keeps the sequences of each split in memory, `[n][length, ...]`."""
+        self._lengths = {x: np.array([*map(len, r)], np.int32) for x, r in rows.items()}
+        self._sources = {x: of_arrays(r, self._lengths[x]) for x, r in rows.items()}
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{s}={self.num_examples(s)}" for s in self.splits)
@@ -153,34 +169,15 @@ class SequenceDataset:
         """Random access to a split.
 
         Element i is a dict with `token_dtype [length, *token_shape]` for each name of
-        `sequences`, and,
-        from disk, the integer `label`. `__getitems__(ids)` reads several at once.
+        `sequences`, and, from disk, the integer `label`. `__getitems__(ids)` reads
+        several at once.
         """
-        return _Records(self._builder.as_data_source(split=self._checked(split)), self)
+        return self._sources[self._checked(split)]
 
     def _checked(self, split: str) -> str:
         return known("split", split, self._labels)
 
 
-class _Records(Source):
-    """A source whose errors name the folder, since a disk can fail during a run."""
-
-    def __init__(self, source: Source, dataset: SequenceDataset):
-        self._source, self._folder = source, dataset.folder
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._read(self._source.__getitem__, index)
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        return self._read(self._source.__getitems__, indices)
-
-    def _read(self, read: Callable[[Any], Any], where: Any) -> Any:
-        try:
-            return read(where)
-        except Exception as error:  # From array_record, in its own words.
-            needed = "expected records that can be read"
-            message = f"{self._folder}: {needed}, got {on_one_line(error)}"
-            raise OSError(message) from error
+def of_arrays(rows: Sequence[np.ndarray] | np.ndarray, lengths: np.ndarray) -> Source:
+    """Sequences in memory, `[n][T, ...]`, cut to their lengths."""
+    return Rows(len(lengths), lambda index: {"tokens": rows[index][: lengths[index]]})

@@ -20,8 +20,8 @@ from lra_jax.files import open_regular
 ENDINGS = (".png", ".jpg", ".jpeg")
 _SPLITS = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
 
-Pictures = tuple[list[pathlib.Path], np.ndarray]
-"""Files, and the label of each, `int32 [n]`."""
+Pictures = tuple[np.ndarray, np.ndarray]
+"""Files `[n]`, and the label of each, `int32 [n]`."""
 
 
 def find_pictures(place: pathlib.Path) -> tuple[dict[str, Pictures], list[str]]:
@@ -56,12 +56,11 @@ def _pictures(place: pathlib.Path, classes: list[str]) -> Pictures:
             raise expected(str(folder), "a class of the training split", folder.name)
         inside = [x for x in folder.iterdir() if x.suffix.lower() in ENDINGS]
         if not inside:
-            raise expected(
-                str(folder), "pictures ending in .png, .jpg or .jpeg", "none"
-            )
+            needed = f"pictures ending in {', '.join(ENDINGS)}"
+            raise expected(str(folder), needed, "none")
         files += sorted(inside)
         labels += [classes.index(folder.name)] * len(inside)
-    return files, np.array(labels, np.int32)
+    return np.array(files, object), np.array(labels, np.int32)
 
 
 class PictureSource(Source):

@@ -5,8 +5,6 @@ Pixels are uint8 and come row by row: `[rows * columns]` in grey, as in the digi
 """
 
 import gzip
-import hashlib
-import importlib.util
 import io
 import os
 import pathlib
@@ -16,10 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data import checks, image
-from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
+from lra_jax.data.dataset import (
+    SPLITS,
+    SequenceDataset,
+    Source,
+    fingerprint,
+    of_arrays,
+)
 from lra_jax.data.image_folders import PictureSource, find_pictures
-from lra_jax.data.memory import MemorySource, hold_out
-from lra_jax.errors import expected
+from lra_jax.data.labels import named
+from lra_jax.data.memory import hold_out
 from lra_jax.files import read_bytes
 
 MOST_BYTES = 2 << 30
@@ -59,13 +63,11 @@ class ImageDataset(SequenceDataset):
         shape: tuple[int, ...],
         classes: list[str],
     ):
-        self.name, self.splits = name, SPLITS
+        self.name, self.vocab_size = name, 256
         rows, columns, *colours = shape
         self.image_shape, self.token_shape = (rows, columns), tuple(colours)
-        self.token_dtype, self.vocab_size = np.dtype(np.uint8), 256
         self.max_length = rows * columns
-        plain = classes == [str(number) for number in range(len(classes))]
-        self.num_classes, self.classes = len(classes), None if plain else classes
+        self.num_classes, self.classes = len(classes), named(classes)
         self._sources = {split: splits[split].pixels for split in SPLITS}
         self._labels = {x: splits[x].labels.astype(np.int32) for x in SPLITS}
         self._lengths = {
@@ -73,14 +75,10 @@ class ImageDataset(SequenceDataset):
             for split, labels in self._labels.items()
         }
         self.raw = {"kind": "pixels", "shape": list(shape)}
-        digest = hashlib.blake2b(digest_size=16)
+        parts: list[str | np.ndarray] = []
         for split in SPLITS:
-            digest.update(f"{split} {splits[split].fingerprint}".encode())
-            digest.update(self._labels[split].data)
-        self.fingerprint = digest.hexdigest()
-
-    def source(self, split: str) -> Source:
-        return self._sources[self._checked(split)]
+            parts += [f"{split} {splits[split].fingerprint}", self._labels[split]]
+        self.fingerprint = fingerprint(*parts)
 
 
 def prepare(
@@ -116,27 +114,18 @@ def in_memory(pixels: np.ndarray, labels: np.ndarray) -> Images:
     """Images `uint8 [n, rows, columns]` or `[n, rows, columns, 3]` as a split."""
     count, rows, columns, *colours = pixels.shape
     flat = np.ascontiguousarray(pixels.reshape(count, rows * columns, *colours))
-    digest = hashlib.blake2b(flat.data, digest_size=16).hexdigest()
-    lengths = np.full(count, rows * columns)
-    return Images(MemorySource(flat, lengths), labels, digest)
+    source = of_arrays(flat, np.full(count, rows * columns))
+    return Images(source, labels, fingerprint(flat))
 
 
 def _folder(place: pathlib.Path, side: int, seed: int) -> ImageDataset:
     """The images of a folder, in memory if they fit."""
     found, classes = find_pictures(place)
-    files, labels = found["train"]
-    for split in ("test", "valid"):
-        if split not in found:
-            held = hold_out(labels, seed if split == "valid" else 0, split)
-            chosen = [file for file, out in zip(files, held, strict=True) if out]
-            found[split] = chosen, labels[held]
-            files = [file for file, out in zip(files, held, strict=True) if not out]
-            labels = labels[~held]
-    found["train"] = files, labels
+    _hold_out(found, seed)
     in_all = sum(len(labels) for _, labels in found.values()) * side**2 * 3
     splits = {}
     for split, (files, labels) in found.items():
-        source = PictureSource(files, side)
+        source = PictureSource(files.tolist(), side)
         if in_all <= MOST_BYTES:
             rows = source.__getitems__(list(range(len(files))))
             pixels = np.stack([row["tokens"] for row in rows])
@@ -144,6 +133,16 @@ def _folder(place: pathlib.Path, side: int, seed: int) -> ImageDataset:
         else:
             splits[split] = Images(source, labels, checks.digest(files))
     return ImageDataset(place.name, splits, (side, side, 3), classes)
+
+
+def _hold_out(found: dict[str, tuple[np.ndarray, np.ndarray]], seed: int) -> None:
+    """Makes the splits that are missing, of the training images and their labels."""
+    for split, its_seed in (("test", 0), ("valid", seed)):
+        if split not in found:
+            images, labels = found["train"]
+            held = hold_out(labels, its_seed, split)
+            found[split] = images[held], labels[held]
+            found["train"] = images[~held], labels[~held]
 
 
 def _digits(side: int, seed: int) -> ImageDataset:
@@ -157,23 +156,16 @@ def _digits(side: int, seed: int) -> ImageDataset:
     Raises:
       ValueError: scikit-learn is not installed.
     """
-    spec = importlib.util.find_spec("sklearn")
-    places = [*(spec.submodule_search_locations or ())] if spec else []
-    files = [pathlib.Path(x, "datasets", "data", "digits.csv.gz") for x in places]
-    file = next(filter(pathlib.Path.is_file, files), None)
-    if file is None:
-        needed = "images of your own, or `pip install lra_jax[images]` for the digits"
-        raise expected("--data.path", needed, None)
+    needed = "images of your own, or `pip install lra_jax[images]` for the digits"
+    parts = "datasets", "data", "digits.csv.gz"
+    file = checks.find_installed("sklearn", *parts, needed=needed)
     text = gzip.decompress(read_bytes(file)).decode()
     table = np.loadtxt(io.StringIO(text), delimiter=",")
     # Ink from 0 to 16.
     pixels = np.rint(table[:, :-1] * 255 / 16).astype(np.uint8).reshape(-1, 8, 8)
-    pixels, labels = _resize(pixels, side), table[:, -1].astype(np.int32)
-    tested = hold_out(labels, 0, "test")
-    valid = np.zeros_like(tested)
-    valid[~tested] = hold_out(labels[~tested], seed, "valid")
-    chosen = {"train": ~tested & ~valid, "valid": valid, "test": tested}
-    splits = {x: in_memory(pixels[rows], labels[rows]) for x, rows in chosen.items()}
+    found = {"train": (_resize(pixels, side), table[:, -1].astype(np.int32))}
+    _hold_out(found, seed)
+    splits = {split: in_memory(*images) for split, images in found.items()}
     return ImageDataset(_DIGITS, splits, (side, side), [str(x) for x in range(10)])
 
 

@@ -46,9 +46,7 @@ def code_labels(
     words = sorted({x for label in train for x in names_of(label, kind)}, key=_in_order)
     if len(words) < 2 - (kind == "multi"):
         raise expected("--data.path", "two classes or more", f"{words}")
-    dataset.num_classes = len(words)
-    plain = words == [str(number) for number in range(len(words))]
-    dataset.classes = None if plain else words
+    dataset.num_classes, dataset.classes = len(words), named(words)
     ids = {word: index for index, word in enumerate(words)}
     if kind == "classes":
         return lambda labels: np.array([ids[label] for label in labels], np.int32)
@@ -61,6 +59,11 @@ def code_labels(
         return marks
 
     return mark
+
+
+def named(words: list[str]) -> list[str] | None:
+    """The words of classes; None if they are the numbers from 0."""
+    return None if words == [*map(str, range(len(words)))] else words
 
 
 def _in_order(word: str) -> tuple[float, str]:

@@ -6,13 +6,12 @@ machine nor on the number of processes, and one split can grow without changing 
 """
 
 import functools
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data.dataset import SPLITS, SequenceDataset, Source
+from lra_jax.data.dataset import SequenceDataset, fingerprint, of_arrays
 from lra_jax.errors import expected
 
 # Maximum number of generated examples in a split.
@@ -85,19 +84,6 @@ def joined(parts: list[Examples]) -> Examples:
     )
 
 
-class MemorySource(Source):
-    """Random access to sequences in memory, see `lra_jax.data.dataset.Source`."""
-
-    def __init__(self, tokens: Sequence[np.ndarray] | np.ndarray, lengths: np.ndarray):
-        self._tokens, self._lengths = tokens, lengths
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"tokens": self._tokens[index][: self._lengths[index]]}
-
-
 class MemoryDataset(SequenceDataset):
     """Examples in memory, with the interface of a dataset.
 
@@ -116,11 +102,8 @@ class MemoryDataset(SequenceDataset):
         vocab_size: int,
         num_classes: int,
     ):
-        self.name = name
-        self.splits = SPLITS
+        self.name, self.vocab_size, self.num_classes = name, vocab_size, num_classes
         self.parts = tuple(split for split in splits if split not in self.splits)
-        self.vocab_size = vocab_size
-        self.num_classes = num_classes
         self.max_length = max(int(x.lengths.max()) for x in splits.values())
         self.token_dtype = np.min_scalar_type(vocab_size - 1)
         kinds = (self.token_dtype, np.int32, np.int32, np.min_scalar_type(-num_classes))
@@ -128,24 +111,16 @@ class MemoryDataset(SequenceDataset):
             split: Examples(*(x.astype(k) for x, k in zip(arrays, kinds, strict=True)))
             for split, arrays in splits.items()
         }
-        self._lengths = {split: x.lengths for split, x in self._examples.items()}
-        self._labels = {split: x.labels for split, x in self._examples.items()}
-        self.fingerprint = self._hash()
+        parts: list[str | np.ndarray] = []
+        self._lengths, self._labels, self._sources = {}, {}, {}
+        for split, x in self._examples.items():
+            self._lengths[split], self._labels[split] = x.lengths, x.labels
+            self._sources[split] = of_arrays(x.tokens, x.lengths)
+            parts += [f"{split} {x.tokens.shape}", *x]
+        self.fingerprint = fingerprint(*parts)
 
     def positions(self, split: str) -> np.ndarray:
         return self._examples[self._checked(split)].positions
-
-    def source(self, split: str) -> MemorySource:
-        examples = self._examples[self._checked(split)]
-        return MemorySource(examples.tokens, examples.lengths)
-
-    def _hash(self) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        for split, examples in self._examples.items():
-            digest.update(f"{split} {examples.tokens.shape}".encode())
-            for array in examples:
-                digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
 
 
 def generate(

@@ -6,20 +6,16 @@ standardised by its mean and deviation over all steps of the training split. A c
 without any value is at the mean. Series are cut at the longest of the training split.
 """
 
-import hashlib
-import importlib.util
 import os
 import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 
-from lra_jax.data import memory, series_files
-from lra_jax.data.dataset import SPLITS, SequenceDataset
+from lra_jax.data import checks, memory, series_files
+from lra_jax.data.dataset import SPLITS, SequenceDataset, fingerprint
 from lra_jax.data.labels import code_labels
-from lra_jax.data.memory import MemorySource
 from lra_jax.data.series_files import Series
-from lra_jax.errors import expected
 
 
 class SeriesDataset(SequenceDataset):
@@ -46,8 +42,7 @@ class SeriesDataset(SequenceDataset):
         splits: Mapping[str, Series],
         max_length: int | None = None,
     ):
-        self.name, self.splits = name, SPLITS
-        train = splits["train"]
+        self.name, train = name, splits["train"]
         longest = max(map(len, train.values))
         self.max_length = longest if max_length is None else min(max_length, longest)
         self.vocab_size = train.values[0].shape[1]
@@ -65,35 +60,17 @@ class SeriesDataset(SequenceDataset):
             scaled = (steps[: self.max_length] - mean) / deviation
             return np.nan_to_num(scaled).astype(np.float32)
 
-        self._values = {x: list(map(standardise, filled[x])) for x in SPLITS}
-        self._lengths = {
-            x: np.array(list(map(len, rows)), np.int32)
-            for x, rows in self._values.items()
-        }
-        several = "multi" if train.several else "classes"
-        kind = "numbers" if train.has_numbers else several
-        code = code_labels(self, kind, train.labels.tolist())
+        values = {x: list(map(standardise, filled[x])) for x in SPLITS}
+        self._hold(values)
+        code = code_labels(self, train.kind, train.labels.tolist())
         self._labels = {x: code(splits[x].labels.tolist()) for x in SPLITS}
         self.decode = describe
-        self.raw = {
-            "kind": "vectors",
-            "mean": mean.tolist(),
-            "deviation": deviation.tolist(),
-        }
-        self.raw |= self.raw_answers
-        self.fingerprint = self._hash()
-
-    def source(self, split: str) -> MemorySource:
-        split = self._checked(split)
-        return MemorySource(self._values[split], self._lengths[split])
-
-    def _hash(self) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        for split in self.splits:
-            digest.update(f"{split} {self.lengths(split).tolist()}".encode())
-            for values in (*self._values[split], self._labels[split]):
-                digest.update(np.ascontiguousarray(values).data)
-        return digest.hexdigest()
+        scales = {"mean": mean.tolist(), "deviation": deviation.tolist()}
+        self.raw = {"kind": "vectors", **scales, **self.raw_answers}
+        parts: list[str | np.ndarray] = []
+        for x in SPLITS:
+            parts += [f"{x} {self._lengths[x].tolist()}", *values[x], self._labels[x]]
+        self.fingerprint = fingerprint(*parts)
 
 
 def describe(values: np.ndarray) -> str:
@@ -148,19 +125,11 @@ def prepare(
 
 
 def hold_out(train: Series, seed: int) -> dict[str, Series]:
-    """Splits a training split into train and valid, a fifth of each class, if each
-    example has one.
-
-    Raises:
-      ValueError: it is too small.
-    """
-    alike = train.has_numbers or train.several
-    groups = np.zeros(len(train.labels)) if alike else train.labels
+    """Splits a training split into train and valid, a fifth of each class if each
+    example has one."""
+    groups = train.labels if train.kind == "classes" else np.zeros(len(train.labels))
     held = memory.hold_out(groups, seed, "valid")
-    return {
-        "train": train.at(np.flatnonzero(~held)),
-        "valid": train.at(np.flatnonzero(held)),
-    }
+    return {"train": train.at(~held), "valid": train.at(held)}
 
 
 def japanese_vowels() -> pathlib.Path:
@@ -172,10 +141,6 @@ def japanese_vowels() -> pathlib.Path:
     Raises:
       ValueError: aeon is not installed.
     """
-    spec = importlib.util.find_spec("aeon")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        folder = pathlib.Path(place, "datasets", "data", "JapaneseVowels")
-        if folder.is_dir():
-            return folder
     needed = "series of your own, or `pip install lra_jax[series]` for JapaneseVowels"
-    raise expected("--data.path", needed, None)
+    parts = "datasets", "data", "JapaneseVowels"
+    return checks.find_installed("aeon", *parts, needed=needed)

@@ -22,7 +22,7 @@ numbers; or `[n, classes]` of 0 and 1 where a series has any number of the class
 ``valid_values`` and so on for a validation split.
 """
 
-import io
+import itertools
 import os
 import pathlib
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ import numpy as np
 
 from lra_jax.data import checks
 from lra_jax.data.dataset import SPLITS
-from lra_jax.data.labels import names_of
+from lra_jax.data.labels import Kind, names_of
 from lra_jax.errors import expected, known, reason, within
-from lra_jax.files import read_bytes, read_lines
+from lra_jax.files import read_lines
 
 _TRAIN, _TEST = "_TRAIN.ts", "_TEST.ts"
 
@@ -53,20 +53,16 @@ class Series(NamedTuple):
     several: bool = False
 
     @property
-    def has_numbers(self) -> bool:
-        """Whether the labels are numbers, as for a regression."""
-        return self.labels.dtype.kind == "f"
+    def kind(self) -> Kind:
+        """What the labels are."""
+        if self.labels.dtype.kind == "f":
+            return "numbers"
+        return "multi" if self.several else "classes"
 
-    @property
-    def classes(self) -> set[str]:
-        """The classes that labels name."""
-        kind = "multi" if self.several else "classes"
-        return {name for x in self.labels.tolist() for name in names_of(x, kind)}
-
-    def at(self, indices: np.ndarray) -> "Series":
-        """Selects some of the examples."""
-        values = [self.values[index] for index in indices]
-        return self._replace(values=values, labels=self.labels[indices])
+    def at(self, chosen: np.ndarray) -> "Series":
+        """Selects examples by booleans, `[n]`."""
+        values = list(itertools.compress(self.values, chosen))
+        return self._replace(values=values, labels=self.labels[chosen])
 
 
 def find(path: str | os.PathLike[str]) -> list[pathlib.Path]:
@@ -117,12 +113,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, Series]:
         widths = [one.values[0].shape[1] for one in (train, series)]
         if widths[0] != widths[1]:
             raise expected(place, f"{widths[0]} channels, as in training", widths[1])
-        if (series.has_numbers, series.several) != (train.has_numbers, train.several):
+        if series.kind != train.kind:
             raise expected(place, "labels of one kind", f"others in {split}")
-        if not train.has_numbers:
-            unseen = sorted(series.classes - train.classes)
-            if unseen:
-                raise expected(place, "classes of the training split", unseen[0])
+        taught, used = (
+            {name for x in one.labels.tolist() for name in names_of(x, one.kind)}
+            for one in (train, series)
+        )
+        if used - taught:
+            raise expected(place, "classes of the training split", min(used - taught))
     return splits
 
 
@@ -203,9 +201,9 @@ def _numbers(text: str, name: str, gaps: bool = False) -> np.ndarray:
     words = text.replace("?", "nan").split(",") if gaps else [text]
     try:
         numbers = np.array(words, np.float64)
-    except ValueError:
-        wrong = next(word for word in words if not _is_number(word))
-        raise expected(name, "a number", checks.shortened(wrong)) from None
+    except ValueError as error:
+        wrong = reason(error).rpartition(": ")[2]
+        raise expected(name, "a number", wrong) from None
     if _overflows(numbers) or (np.isnan(numbers).any() and not gaps):
         raise expected(name, "a finite float32 number", checks.shortened(text))
     return numbers
@@ -216,14 +214,6 @@ def _overflows(numbers: np.ndarray) -> bool:
     return bool((np.abs(numbers) > np.finfo(np.float32).max).any())
 
 
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
 def read_npz(file: pathlib.Path) -> dict[str, Series]:
     """The splits of an ``.npz`` file.
 
@@ -231,12 +221,7 @@ def read_npz(file: pathlib.Path) -> dict[str, Series]:
       ValueError: it is malformed; the message names the file and the array.
       OSError: it cannot be read.
     """
-    try:
-        with np.load(io.BytesIO(read_bytes(file)), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except Exception as error:  # A damaged header raises whatever its parser meets.
-        raise expected(str(file), "an .npz file", reason(error)) from error
-    splits = {}
+    arrays, splits = checks.read_npz(file), {}
     for split in SPLITS:
         if split == "valid" and "valid_values" not in arrays:
             continue
@@ -261,8 +246,7 @@ def _split(split: str, arrays: Mapping[str, np.ndarray]) -> Series:
     lengths = arrays.get(f"{split}_lengths", np.full(count, most))
     several = labels.ndim == 2 and {*np.unique(labels).tolist()} == {0, 1}
     if several:
-        marks = [",".join(map(str, np.flatnonzero(row))) for row in labels]
-        labels = np.array(marks)
+        labels = np.array([",".join(map(str, np.flatnonzero(x))) for x in labels])
     for name, array, kinds in (("lengths", lengths, "iu"), ("labels", labels, "fiuUb")):
         if array.shape != (count,) or array.dtype.kind not in kinds:
             got = f"{array.dtype}{list(array.shape)}"

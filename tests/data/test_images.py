@@ -158,7 +158,7 @@ def test_the_digits_without_importing_scikit_learn():
 
 
 def test_how_to_get_the_default(monkeypatch):
-    monkeypatch.setattr(images.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install lra_jax\[images\]"):
         prepare(None)
 

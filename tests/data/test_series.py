@@ -296,7 +296,7 @@ def test_japanese_vowels_without_importing_aeon():
 
 
 def test_how_to_get_the_default(monkeypatch):
-    monkeypatch.setattr(series.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install lra_jax\[series\]"):
         prepare(None)
 

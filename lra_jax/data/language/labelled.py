@@ -7,7 +7,6 @@ of its own.
 """
 
 import collections
-import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -15,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from lra_jax.data import archives, checks, text, token_files
-from lra_jax.data.dataset import SPLITS, SequenceDataset
+from lra_jax.data.dataset import SPLITS, SequenceDataset, fingerprint
 from lra_jax.data.labels import Kind, code_labels, names_of
 from lra_jax.data.language import tables
 from lra_jax.data.language.tables import Ids, Texts
 from lra_jax.data.language.vocabularies import Bytes, Vocabulary
-from lra_jax.data.memory import MemorySource, stream_of
+from lra_jax.data.memory import stream_of
 from lra_jax.errors import expected, known
 
 _SHARE = 0.1
@@ -49,8 +48,7 @@ class LabelledDataset(SequenceDataset):
         vocabulary: Vocabulary,
         labels: Kind = "classes",
     ):
-        self.name, self.splits = name, SPLITS
-        splits = {split: splits[split] for split in SPLITS}
+        self.name, splits = name, {split: splits[split] for split in SPLITS}
         code = code_labels(self, labels, splits["train"].labels)
         self._labels = {split: code(texts.labels) for split, texts in splits.items()}
         self.vocab_size, self.max_length = vocabulary.size, max_length
@@ -70,27 +68,17 @@ class LabelledDataset(SequenceDataset):
             encoded = vocabulary.encode(text)[:max_length]
             return (encoded if len(encoded) else end).astype(self.token_dtype)
 
-        self._tokens = {s: list(map(tokens, x.texts)) for s, x in splits.items()}
-        self._lengths = {
-            split: np.array([len(tokens) for tokens in rows], np.int32)
-            for split, rows in self._tokens.items()
-        }
+        rows = {split: list(map(tokens, x.texts)) for split, x in splits.items()}
+        self._hold(rows)
         if self.raw_answers:
             raw = self.raw or {"kind": "bytes", "max_length": max_length}
             self.raw = raw | self.raw_answers
-        digest = hashlib.blake2b(f"{max_length}".encode(), digest_size=16)
-        if self.classes is not None:
-            digest.update("\t".join(self.classes).encode())
-        if self.raw is not None:  # Other words may have the same ids.
-            digest.update(json.dumps(self.raw, sort_keys=True).encode())
-        for split, rows in self._tokens.items():
-            for array in (*rows, self._lengths[split], self._labels[split]):
-                digest.update(array.tobytes())
-        self.fingerprint = digest.hexdigest()
-
-    def source(self, split: str) -> MemorySource:
-        split = self._checked(split)
-        return MemorySource(self._tokens[split], self._lengths[split])
+        # Other words may have the same ids.
+        words = "" if self.raw is None else json.dumps(self.raw, sort_keys=True)
+        parts = [f"{max_length}", "\t".join(self.classes or ()), words]
+        for split in SPLITS:
+            parts += [*rows[split], self._lengths[split], self._labels[split]]
+        self.fingerprint = fingerprint(*parts)
 
 
 def prepare(

@@ -6,14 +6,14 @@ document longer than a row is cut, and each piece starts without context. Short 
 share rows, and are distinguished by their ``segment_ids``.
 """
 
-import hashlib
+import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data.dataset import SequenceDataset, Source
+from lra_jax.data.dataset import Rows, SequenceDataset, fingerprint
 from lra_jax.data.language.vocabularies import Bytes, Vocabulary
 from lra_jax.errors import expected
 
@@ -123,8 +123,7 @@ class TextDataset(SequenceDataset):
             if not stream.num_bytes:
                 needed = f"text for {', '.join(streams)}"
                 raise expected("--data.path", needed, f"none for {split}, of {name}")
-        self.name = name
-        self.splits, self.parts = tuple(streams), (SLIDING,) if slides else ()
+        self.name, self.parts = name, (SLIDING,) if slides else ()
         self.raw = vocabulary.raw
         if not isinstance(vocabulary, Bytes):
             self.raw = {"kind": "vocabulary", "vocabulary": vocabulary.raw}
@@ -148,16 +147,22 @@ class TextDataset(SequenceDataset):
             split: np.full(len(rows), length, np.int32)
             for split, rows in self._rows.items()
         }
-        self.fingerprint = self._hash(vocabulary.raw)
+        self._sources = {
+            split: Rows(len(rows), functools.partial(self._row, split))
+            for split, rows in self._rows.items()
+        }
+        # Other words may have the same ids.
+        is_bytes = isinstance(vocabulary, Bytes)
+        words = "" if is_bytes else json.dumps(vocabulary.raw, sort_keys=True)
+        parts: list[str | np.ndarray] = [f"{length}", words]
+        for split, stream in streams.items():
+            for array in (stream.tokens, stream.starts):
+                parts += [f"{split} {array.shape} {array.dtype}", array]
+        self.fingerprint = fingerprint(*parts)
 
     def num_targets(self, split: str) -> int:
         """The number of predicted tokens in a split."""
         return len(self._streams[self._checked(split)].tokens) - 1
-
-    def source(self, split: str) -> "TextSource":
-        """See the base class; rows are whole, with `segment_ids` and `labels`."""
-        split = self._checked(split)
-        return TextSource(self._streams[split].tokens, self._rows[split], self)
 
     def batch(self, split: str, ids: np.ndarray) -> dict[str, np.ndarray]:
         rows = self.source(split).__getitems__(ids.tolist())
@@ -166,43 +171,18 @@ class TextDataset(SequenceDataset):
     def answer(self, split: str, index: int) -> str:
         return f"row {index}, {len(self._rows[self._checked(split)][index])} pieces"
 
-    def _hash(self, raw: dict[str, Any]) -> str:
-        digest = hashlib.blake2b(f"{self.max_length}".encode(), digest_size=16)
-        if raw["kind"] != "bytes":  # Other words may have the same ids.
-            digest.update(json.dumps(raw, sort_keys=True).encode())
-        for split in self.splits:
-            for array in (self._streams[split].tokens, self._streams[split].starts):
-                digest.update(f"{split} {array.shape} {array.dtype}".encode())
-                digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
-
-
-class TextSource(Source):
-    """Random access to rows, see `lra_jax.data.dataset.Source`.
-
-    Each has ``tokens``, ``segment_ids`` and ``labels``, `[length]`: a label is the next
-    token, or `NO_TARGET`.
-    """
-
-    def __init__(
-        self, stream: np.ndarray, rows: Sequence[list[Piece]], dataset: TextDataset
-    ):
-        self._stream, self._rows = stream, rows
-        self._length, self._dtype = dataset.max_length, dataset.token_dtype
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        tokens = np.zeros(self._length, self._dtype)
-        segment_ids = np.zeros(self._length, np.int32)
-        labels = np.full(self._length, NO_TARGET, np.int32)
+    def _row(self, split: str, index: int) -> dict[str, np.ndarray]:
+        """The arrays `[length]` of a row: a label is the next token, or `NO_TARGET`."""
+        tokens = np.zeros(self.max_length, self.token_dtype)
+        segment_ids = np.zeros(self.max_length, np.int32)
+        labels = np.full(self.max_length, NO_TARGET, np.int32)
+        stream = self._streams[split].tokens
         place = 0
-        for number, (start, stop, scored) in enumerate(self._rows[index], 1):
+        for number, (start, stop, scored) in enumerate(self._rows[split][index], 1):
             after = place + stop - start
-            tokens[place:after] = self._stream[start:stop]
+            tokens[place:after] = stream[start:stop]
             segment_ids[place:after] = number
             first = after - (stop - scored)
-            labels[first:after] = self._stream[scored + 1 : stop + 1]
+            labels[first:after] = stream[scored + 1 : stop + 1]
             place = after
         return {"tokens": tokens, "segment_ids": segment_ids, "labels": labels}

@@ -187,10 +187,7 @@ def read_ids(file: Path, kind: Kind) -> tuple[dict[str, Texts], Ids, Kind]:
             needed = "token ids [n, T], integers from 0"
             raise expected(f"{file}: {split}_values", needed, "others")
         size = max(size, int(ids.max()) + 1)
-        if series.has_numbers:
-            kind = "numbers"
-        elif series.several:
-            kind = "multi"
+        kind = kind if series.kind == "classes" else series.kind
         labels = list(map(str, series.labels.tolist()))
         for place, label in enumerate(labels) if kind == "numbers" else ():
             _check_number(label, f"{file}: {split}_labels: example {place}")
