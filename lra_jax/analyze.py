@@ -222,7 +222,6 @@ def _rank_collapse(settings: RankCollapse) -> Iterator[Any]:
     if settings.workdir is not None:
         saved, batch = _load(settings)
         yield collapse.model_section(saved, batch, variants)
-        yield bounded_collapse.model_section(saved.model, lambda: saved.run(batch))
         return
     sizes["batch_size"] = settings.examples
     if settings.weights is not None:

@@ -6,34 +6,23 @@ mean of the largest column sum and the largest row sum of absolute values. It is
 strictly a norm: it does not satisfy the triangle inequality.
 
 The paper uses the x that minimises ``||res(X)||``; its published code and figures, and
-the default here, use the mean of the rows, which minimises the Frobenius norm instead.
-``center="argmin"`` is exactly the paper's definition.
+this module, use the mean of the rows, which minimises the Frobenius norm instead.
 
 Everything is float64 on the host: a collapse to 1e-12 can be measured, if the hidden
 states were computed to that precision.
 """
 
-from typing import Literal, get_args
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lra_jax.analysis.minimiser import composite_minimiser
-from lra_jax.errors import expected, known
-
-Center = Literal["mean", "argmin"]
+from lra_jax.errors import expected
 
 
-def residual(
-    x: ArrayLike, center: Center = "mean", mask: ArrayLike | None = None
-) -> np.ndarray:
-    """Computes ``X - 1 x^T`` over the tokens.
+def residual(x: ArrayLike, mask: ArrayLike | None = None) -> np.ndarray:
+    """Computes ``X - 1 x^T`` over the tokens, x being the mean of the rows.
 
     Args:
       x: `[..., T, D]`.
-      center: "mean", x is the mean of the rows; "argmin", the x with the smallest
-        composite norm: linear programs with T D variables for each matrix, so for
-        small ones only (64 x 64 takes seconds).
       mask: boolean `[..., T]`, True = a real token; other rows are left out of all sums
         and set to zero.
 
@@ -41,7 +30,7 @@ def residual(
       float64 `[..., T, D]`.
 
     Raises:
-      ValueError: fewer than two axes, a mask of another shape, an unknown center.
+      ValueError: fewer than two axes, or a mask of another shape.
 
     Examples:
       >>> residual([[1.0, 4.0], [3.0, 4.0]])
@@ -49,13 +38,8 @@ def residual(
              [ 1.,  0.]])
     """
     x, mask = _check(x, mask)
-    if known("center", center, get_args(Center)) == "mean":
-        count = np.maximum(mask.sum(-1), 1)
-        middle = np.where(mask[..., None], x, 0.0).sum(-2) / count[..., None]
-    else:
-        middle = np.empty((*x.shape[:-2], x.shape[-1]))
-        for index in np.ndindex(x.shape[:-2]):
-            middle[index] = composite_minimiser(x[index][mask[index]])
+    count = np.maximum(mask.sum(-1), 1)
+    middle = np.where(mask[..., None], x, 0.0).sum(-2) / count[..., None]
     return np.where(mask[..., None], x - middle[..., None, :], 0.0)
 
 
@@ -75,9 +59,7 @@ def composite_norm(x: ArrayLike) -> np.ndarray:
     return np.sqrt(size.sum(-2).max(-1, initial=0) * size.sum(-1).max(-1, initial=0))
 
 
-def relative_residual(
-    x: ArrayLike, center: Center = "mean", mask: ArrayLike | None = None
-) -> np.ndarray:
+def relative_residual(x: ArrayLike, mask: ArrayLike | None = None) -> np.ndarray:
     """Computes ``||res(X)|| / ||X||``: 0 when all tokens are equal, about 1 when they
     share nothing.
 
@@ -92,7 +74,7 @@ def relative_residual(
     """
     x, mask = _check(x, mask)
     whole = composite_norm(np.where(mask[..., None], x, 0.0))
-    rest = composite_norm(residual(x, center, mask))
+    rest = composite_norm(residual(x, mask))
     return rest / np.where(whole == 0, 1.0, whole)
 
 

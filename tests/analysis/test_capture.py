@@ -3,14 +3,12 @@
 import functools
 from typing import Any
 
-import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax.analysis.bounded_collapse import bounded_model
 from lra_jax.analysis.capture import capture, variant_states
 from lra_jax.analysis.collapse import collapse_curves, model_curves
 from lra_jax.analysis.networks import VARIANTS, Variant
@@ -192,31 +190,3 @@ def test_parts_left_out_of_a_packed_row_keep_documents_apart():
         np.testing.assert_allclose(
             curves[name], collapse_curves(states[name]), rtol=1e-4, atol=1e-6
         )
-
-
-@pytest.mark.parametrize(
-    ("kind", "after"), [("layer", False), ("instance", False), ("batch", True)]
-)
-def test_the_bound_of_a_model_and_its_attention_alone(kind, after):
-    model, segments = packed_model(norm=kind, post_norm=after)
-    helpers.move_running_means(model)
-    run = lambda: model(TOKENS[:1], segment_ids=segments)  # noqa: E731
-    names = {"norm": Variant(False, False), "bare": Variant(False, False, False)}
-    curves = model_curves(model, run, names)
-    for name, norm in (("norm", True), ("bare", False)):
-        measured = bounded_model(model, run, norm=norm)
-        # eps ||X|| is what may be rounding.
-        sizes = measured.rounding / np.finfo(np.float64).eps
-        np.testing.assert_allclose(
-            measured.residuals / sizes, curves[name][0], rtol=2e-3, atol=1e-6
-        )
-    assert (measured.residuals <= measured.next_bounds).all()
-    assert (measured.residuals[1:] <= measured.bounds[1:]).all()
-    for settings, wrong in (
-        ({"mechanism": "linear"}, "attention 'linear'"),
-        ({"positions": "rotary"}, "rotary positions"),
-        ({"short_conv": 4}, "short_conv"),
-    ):
-        other = classifier(**settings)
-        with pytest.raises(ValueError, match=f"model: expected plain soft.*{wrong}"):
-            bounded_model(other, lambda other=other: other(TOKENS, LENGTHS))
