@@ -19,7 +19,7 @@ neither adds to the state nor makes it decay.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,9 +59,10 @@ def _run(
     feature_maps.check_norm(norm)
     width = call.query.shape[3]
     recurrence.check_gate("log_decay", log_decay, call.query, width)
+    options = feature_maps.Options("identity", call.dtype, call.precision)
     out, sums = recurrence.recur(
         call,
-        engine.Form(_prepare, _segment, _Options(call.dtype, call.precision)),
+        engine.Form(_prepare, _segment, options),
         log_decay=log_decay,
         mechanism="gla",
         # Short chunks, because pairs are computed for each column separately.
@@ -138,29 +139,24 @@ gla_init = streams.make_init(gla_prefill)
 gla_step = streams.make_step(gla_prefill, "log_decay", "gate")
 
 
-class _Options(NamedTuple):
-    dtype: Any
-    precision: jax.lax.PrecisionLike
-
-
 def _prepare(
-    options: _Options, arrays: engine.Arrays, tables: engine.Tables
+    options: feature_maps.Options, arrays: engine.Arrays, tables: engine.Tables
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Query, key, value and log(a), heads first, zero where hidden."""
-    query, key, value, log_decay, _ = arrays
-    heads, dtype, mask = query.shape[2], options.dtype, tables.mask
-    key = masking.by_head(key, heads, mask, dtype)
-    if log_decay is None:
-        fade = jnp.zeros_like(key)
-    else:
-        fade = masking.by_head(log_decay, heads, mask, dtype)
-    query = masking.by_head(query, heads, dtype=dtype)
-    value = masking.by_head(value, heads, mask, dtype)
+    heads, dtype = arrays.query.shape[2], options.dtype
+    query = masking.by_head(arrays.query, heads, dtype=dtype)
+    key, value = (
+        masking.by_head(x, heads, tables.mask, dtype)
+        for x in (arrays.key, arrays.value)
+    )
+    fade = jnp.zeros_like(key)
+    if arrays.log_decay is not None:
+        fade = masking.by_head(arrays.log_decay, heads, tables.mask, dtype)
     return query, key, value, fades.bound(fade)
 
 
 def _segment(
-    options: _Options,
+    options: feature_maps.Options,
     state: recurrence.Memory,
     features: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     _: None,

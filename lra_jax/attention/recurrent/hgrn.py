@@ -174,14 +174,17 @@ def _run(
     turns = jnp.iscomplexobj(factors)
     if turns:
         values, start = _complex(values), _complex(start)
-    refusal = _kernel_refusal(angle, rotation, grid)
+    forth = heads if call.is_causal else _half(heads)
+    if call.rows is not None:
+        factors = _reset(factors, call.rows, forth)
+    refusal = _first_passed(grid=grid, angle=angle, rotation=rotation)
     target = call.choose("hgrn", refusal=refusal)
     if target is not None:
-        out, last = _scan_by_kernel(target, call, factors, values), start
+        out, last = _scan_by_kernel(target, factors, values, forth), start
     elif grid is not None:
         out, last = _scan_grid(factors, values, grid), start
     else:
-        out, last = _scan(factors, values, start, call.rows, call.is_causal)
+        out, last = _scan(factors, values, forth, start)
     if turns:
         out, last = _pairs(out), _pairs(last)
     # Over one axis: XLA's gradient over two is slow on a CPU (docs/performance.md).
@@ -260,25 +263,22 @@ def hgrn_attention(
     ...
 
 
-def _kernel_refusal(
-    angle: jax.Array | None, rotation: jax.Array | None, grid: inputs.Grid
-) -> kernels.Refusal | None:
-    """The argument that kernels do not support; None = they support all."""
-    if grid is not None:
-        return "grid", "None", f"{grid}"
-    for name, array in {"angle": angle, "rotation": rotation}.items():
-        if array is not None:
-            return name, "None", "an array"
+def _first_passed(**arguments: Any) -> kernels.Refusal | None:
+    """The first argument that is not None, and that it should be."""
+    for name, x in arguments.items():
+        if x is not None:
+            return name, "None", f"{x}" if name == "grid" else "an array"
     return None
 
 
 def _check_real(
     *, angle: jax.Array | None = None, rotation: jax.Array | None = None, **_: Any
 ) -> None:
-    for name, array in {"angle": angle, "rotation": rotation}.items():
-        if array is not None:
-            needed = "None, because no matrix of weights rotates complex columns"
-            raise expected(name, needed, "an array")
+    refusal = _first_passed(angle=angle, rotation=rotation)
+    if refusal is not None:
+        name, needed, got = refusal
+        reason = "because no matrix of weights rotates complex columns"
+        raise expected(name, f"{needed}, {reason}", got)
 
 
 hgrn_weights = dense.weights_of(
@@ -313,37 +313,31 @@ def _check_columns(
         inputs.check_shape("value", call.value, "B S N Hv", batch, length, None, 2)
 
 
+def _half(heads: int) -> int:
+    """How many heads run in the first of two directions."""
+    return heads - heads // 2
+
+
 def _scan(
-    factors: jax.Array,
-    values: jax.Array,
-    start: jax.Array,
-    documents: packed.Packed | None,
-    is_causal: bool,
+    factors: jax.Array, values: jax.Array, forth: int, start: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Outputs and last state; unless causal, half of the heads run from each end."""
-    heads = values.shape[2]
-    half = heads if is_causal else heads - heads // 2
-    if documents is not None:
-        factors = _reset(factors, documents, half)
-    if is_causal:
+    """Outputs and last state; heads from `forth` on run from the end."""
+    if forth == values.shape[2]:
         return scan_columns(factors, values, start)
-    left, last = scan_columns(factors[:, :, :half], values[:, :, :half])
-    right, _ = scan_columns(factors[:, :, half:], values[:, :, half:], reverse=True)
+    left, last = scan_columns(factors[:, :, :forth], values[:, :, :forth])
+    right, _ = scan_columns(factors[:, :, forth:], values[:, :, forth:], reverse=True)
     return jnp.concatenate([left, right], 2), last
 
 
 def _scan_by_kernel(
-    target: kernels.Target, call: Call, factors: jax.Array, values: jax.Array
+    target: kernels.Target, factors: jax.Array, values: jax.Array, forth: int
 ) -> jax.Array:
-    """The outputs of `_scan`."""
+    """The outputs of `_scan`, without a start."""
     batch, length, heads, width = values.shape
-    half = heads if call.is_causal else heads - heads // 2
-    if call.rows is not None:
-        factors = _reset(factors, call.rows, half)
     if width > 1:
         factors = jnp.repeat(factors, width, 2)
     columns = values.reshape(batch, length, heads * width)
-    return kernels.scan(target, factors, columns, half * width).reshape(values.shape)
+    return kernels.scan(target, factors, columns, forth * width).reshape(values.shape)
 
 
 def _scan_grid(
@@ -351,24 +345,19 @@ def _scan_grid(
 ) -> jax.Array:
     """Outputs where half of the heads run along rows and half along columns."""
     rows, columns = grid
-    heads = factors.shape[2]
-    half = heads - heads // 2
+    half = _half(factors.shape[2])
     across = _scan_lines(factors[:, :, :half], values[:, :, :half], rows)
-    down = _scan_lines(
-        _transpose(factors[:, :, half:], rows),
-        _transpose(values[:, :, half:], rows),
-        columns,
-    )
-    return jnp.concatenate([across, _transpose(down, columns)], 2)
+    factors, values = (_transpose(x[:, :, half:], rows) for x in (factors, values))
+    down = _transpose(_scan_lines(factors, values, columns), columns)
+    return jnp.concatenate([across, down], 2)
 
 
 def _scan_lines(factors: jax.Array, values: jax.Array, rows: int) -> jax.Array:
     """Outputs where every row of an image is a sequence, in both directions."""
     batch, length, heads, width = values.shape
     lines = batch * rows, length // rows, heads
-    values = values.reshape(*lines, width)
-    out, _ = _scan(factors.reshape(lines), values, values[:, 0], None, False)
-    return out.reshape(batch, length, heads, width)
+    columns = values.reshape(*lines, width)
+    return _scan(factors.reshape(lines), columns, _half(heads))[0].reshape(values.shape)
 
 
 def _transpose(x: jax.Array, rows: int) -> jax.Array:

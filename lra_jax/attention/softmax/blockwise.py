@@ -45,37 +45,19 @@ class Visible(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """``rows`` query blocks and ``columns`` key blocks of ``size`` positions.
+    """How the matrix of scores is cut into blocks."""
 
-    Attributes:
-      size: positions of a block.
-      queries: T.
-      keys: S.
-      is_causal: no query sees a later key; T == S.
-      scale: factor of the scores.
-      precision: of the matrix products.
-    """
-
-    size: int
-    queries: int
-    keys: int
-    is_causal: bool
-    scale: float
+    size: int  # positions of a block
+    queries: int  # T
+    keys: int  # S
+    is_causal: bool  # no query sees a later key; T == S
+    scale: float  # factor of the scores
     precision: jax.lax.PrecisionLike
-
-    @property
-    def rows(self) -> int:
-        """Blocks of queries."""
-        return -(-self.queries // self.size)
-
-    @property
-    def columns(self) -> int:
-        """Blocks of keys."""
-        return -(-self.keys // self.size)
 
     def pairs(self) -> jax.Array:
         """The pairs of blocks to visit, `[count, 2]` int32, row by row."""
-        every = np.ones((self.rows, self.columns), bool)
+        blocks = [-(-length // self.size) for length in (self.queries, self.keys)]
+        every = np.ones(blocks, bool)
         seen = np.tril(every) if self.is_causal else every
         return jnp.asarray(np.argwhere(seen), jnp.int32)
 
@@ -111,19 +93,16 @@ def attend(
     block: int,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """``softmax(q k^T / sqrt(H)) v``, heads first.
+    """``softmax(q k^T / sqrt(H)) v``, heads first, in blocks of ``block`` positions.
 
     Args:
-      query: `[B, N, T, H]`.
-      key: `[B, N, S, H]`.
-      value: `[B, N, S, Hv]`.
+      query, key, value: `[B, N, T, H]`, `[B, N, S, H]`, `[B, N, S, Hv]`.
       visible: which keys a query sees, in addition to `is_causal`.
       is_causal: position i sees keys 0..i only; T == S.
-      block: positions of a block.
-      precision: of the matrix products.
+      block, precision: as in `softmax_attention`.
 
     Returns:
-      `[B, N, T, Hv]`, computed in float32 or wider; zero for queries that see nothing.
+      `[B, N, T, Hv]`, float32 or wider; zero for queries that see nothing.
     """
     length, keys = query.shape[2], key.shape[2]
     size = min(block, max(length, keys))
@@ -142,14 +121,13 @@ def _fill_blocks(plan: Plan, visible: Visible) -> Visible:
         last = causal if last is None else jnp.minimum(last, causal)
     elif last is None and plan.keys % plan.size:
         last = jnp.full((1, plan.queries), plan.keys - 1, jnp.int32)
+    missing = -plan.queries % plan.size
     if last is not None:
-        missing = plan.rows * plan.size - plan.queries
         last = jnp.pad(last, [(0, 0), (0, missing)], constant_values=-1)
     if pairs is not None:
         ends = [(0, -x % plan.size if x > 1 else 0) for x in pairs.shape[2:]]
         pairs = jnp.pad(pairs, [(0, 0), (0, 0), *ends])
     if document is not None:
-        missing = plan.rows * plan.size - plan.queries
         document = jnp.pad(document, [(0, 0), (0, missing)])
     return Visible(pairs, last, document)
 
@@ -233,12 +211,13 @@ def _nothing(
     others = (key[0, :, :, :1, :1], value[0, :, :, :1])
     first, second = (jnp.zeros_like(x, dtype)[None] for x in others)
     total = jnp.zeros_like(query[..., :1], dtype) + first
+    # The exponential of a hidden score is 0 even relative to this first maximum.
     lowest = jnp.asarray(_hidden_score(dtype) / 2, dtype)
     return _Rows(total + lowest, total, total + second)
 
 
 def _hidden_score(dtype: jnp.dtype) -> float:
-    """A score whose exponential is 0 even relative to half of it, the first maximum."""
+    """The score of a hidden pair."""
     return float(jnp.finfo(dtype).min)
 
 
@@ -250,7 +229,7 @@ def _scores(
     pair: jax.Array,
     dtype: jnp.dtype,
 ) -> jax.Array:
-    """The scores of a pair of blocks; those of hidden pairs are `_hidden`."""
+    """The scores of a pair of blocks; those of hidden pairs are `_hidden_score`."""
     terms = "bnih,bnjh->bnij"
     scores = plan.product(terms, query.astype(dtype), key.astype(dtype)) * plan.scale
     starts = pair[0] * plan.size, pair[1] * plan.size

@@ -135,23 +135,15 @@ def check(
         raise expected("state", "a SoftmaxState", f"a {type(state).__name__}")
     batch, length, heads, _ = query.shape
     size = state.visible.shape[-1]
-    counts = jnp.shape(state.key)[1], jnp.shape(state.value)[1]
-    for count, array in zip(counts, (key, value), strict=True):
+    shapes = []
+    for kept, array in ((state.key, key), (state.value, value)):
+        count = jnp.shape(kept)[1]
         if heads % count or count % array.shape[2]:
-            raise expected(
-                "state",
-                f"a number of heads that divides the query's {heads} and is a multiple "
-                f"of {array.shape[2]}",
-                count,
-            )
-    needed = jax.eval_shape(
-        lambda: empty(
-            (batch, counts[0], size, key.shape[3]),
-            (batch, counts[1], size, value.shape[3]),
-            key.dtype,
-            value.dtype,
-        )
-    )
+            needed = f"that divides {heads} and is a multiple of {array.shape[2]}"
+            raise expected("state", f"a number of heads {needed}", count)
+        shapes.append((batch, count, size, array.shape[3]))
+    shape, other = shapes
+    needed = jax.eval_shape(lambda: empty(shape, other, key.dtype, value.dtype))
     streams.check_sums(state, needed)
     after: Any = state.position + masking.next_position(mask, batch, length)
     if not isinstance(after, jax.core.Tracer) and np.max(after) > size:

@@ -74,11 +74,11 @@ def attention(call: Call, name: str, pattern: Pattern) -> jax.Array:
 
     def compute(queries: jax.Array, place: jax.Array, sequence: Sequence) -> jax.Array:
         sets = [visible(keys) for keys in pattern.sets(sequence)]
-        out = attend(queries, place, sets, call.precision)
+        out, _ = attend(queries, place, sets, call.precision)
         for start, count in pattern.global_runs(sequence):
             everything = [visible(key_sets.all_keys(sequence, key_sets.always))]
             run, at = (key_sets.take_run(x, start, count) for x in (queries, place))
-            run = attend(run, at, everything, call.precision)
+            run, _ = attend(run, at, everything, call.precision)
             out = key_sets.put_run(out, run, start)
         return out
 
@@ -106,17 +106,10 @@ def in_blocks(
     size: int,
     compute: Callable[[jax.Array, jax.Array, Sequence], jax.Array],
 ) -> jax.Array:
-    """Cuts the arrays into blocks of C positions, and pastes the outputs.
+    """Computes blocks of C = ``size`` positions: `[B, T, N, Hv]`, in the query's dtype.
 
-    Args:
-      call: the arguments.
-      name: of the mechanism, for the message.
-      size: C.
-      compute: from the queries `[B, N, P, C, H]`, their positions `[1, 1, P, C, 1]` and
-        the keys and values to `[B, N, P, C, Hv]`; called again in the backward pass.
-
-    Returns:
-      `[B, T, N, Hv]` in the query's dtype.
+    ``compute`` maps queries `[B, N, P, C, H]`, their positions `[1, 1, P, C, 1]`, and
+    the keys and values to `[B, N, P, C, Hv]`; the backward pass calls it again.
 
     Raises:
       ValueError: query and key differ in length.
@@ -143,33 +136,20 @@ def attend(
     query: jax.Array,
     position: jax.Array,
     sets: list[Keys],
-    precision: jax.lax.PrecisionLike = None,
-) -> jax.Array:
-    """Softmax attention over the union of the sets.
+    precision: jax.lax.PrecisionLike,
+) -> tuple[jax.Array, jax.Array]:
+    """Softmax attention over the union of sets without a pair in common.
 
     Args:
       query: `[B, N, P, C, H]`.
       position: of the queries, broadcastable to `[B, N, P, C, 1]`.
-      sets: without a pair in common.
+      sets: the keys.
       precision: of the matrix products.
 
     Returns:
-      `[B, N, P, C, Hv]`, float32 or wider; zero for queries that see nothing.
-    """
-    return attend_with_sum(query, position, sets, precision)[0]
-
-
-def attend_with_sum(
-    query: jax.Array,
-    position: jax.Array,
-    sets: list[Keys],
-    precision: jax.lax.PrecisionLike,
-) -> tuple[jax.Array, jax.Array]:
-    """`attend`, and the logarithm of its divisor.
-
-    Returns:
-      The attention, and the logarithm of each query's sum of ``exp(score)``,
-      `[B, N, P, C, 1]`; the lowest finite number for queries that see nothing.
+      `[B, N, P, C, Hv]`, float32 or wider, zero for queries that see nothing; and the
+      logarithm of each query's sum of ``exp(score)``, `[B, N, P, C, 1]`, for those the
+      lowest finite number.
     """
     dtype = inputs.accumulation_dtype(query)
     product = functools.partial(

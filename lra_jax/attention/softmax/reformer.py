@@ -158,21 +158,13 @@ class _Rounds:
     def meetings(self, query: jax.Array, key: jax.Array) -> jax.Array:
         """In how many rounds a query meets a key: same bucket, same or previous chunk.
 
-        Args:
-          query: codes `[B, N, R, ...]`.
-          key: codes that broadcast with them.
+        Both are codes `[B, N, R, ...]`.
         """
         met = jnp.zeros((), jnp.int32)
         for one in range(self.count):
             ahead = query[:, :, one] - key[:, :, one]
             met = met + ((ahead == 0) | (ahead == 1)).astype(jnp.int32)
         return met
-
-
-def _order(buckets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The positions sorted by bucket, and the place of each position among them."""
-    order = jnp.argsort(buckets, -1, stable=True)
-    return order, jnp.argsort(order, -1)
 
 
 @jax.custom_vjp
@@ -205,7 +197,8 @@ def _compute(
     batch, heads, length, _ = shared.shape
     real = (position >= 0)[:, None]
     buckets = rounds.buckets(shared, real)
-    order, back = _order(buckets)
+    order = jnp.argsort(buckets, -1, stable=True)
+    back = jnp.argsort(order, -1)  # the place of each position in this order
     whole = (batch, heads, rounds.count, length)
     size = min(rounds.chunk, length)
 
@@ -215,14 +208,12 @@ def _compute(
         return _permute(x, order, back).reshape(batch, -1, length, x.shape[-1])
 
     def unsort(x: jax.Array) -> jax.Array:
-        x = x.reshape(*x.shape[:2], -1, x.shape[-1])
-        x = x.reshape(batch, heads, rounds.count, *x.shape[2:])
+        x = x.reshape(batch, heads, rounds.count, -1, x.shape[-1])
         return _permute(x[:, :, :, :length], back, order)
 
     # Position, own bucket, and the codes of all rounds.
-    codes = rounds.codes(buckets, back)
-    facts = [position[:, None, None], buckets]
-    facts += [codes[:, :, one : one + 1] for one in range(rounds.count)]
+    codes = jnp.split(rounds.codes(buckets, back), rounds.count, 2)
+    facts = [position[:, None, None], buckets, *codes]
     facts = jnp.stack([jnp.broadcast_to(fact, whole) for fact in facts], -1)
     facts = jnp.take_along_axis(facts, order[..., None], axis=3)
     facts = facts.reshape(batch, -1, length, facts.shape[-1])
@@ -239,9 +230,7 @@ def _compute(
         discount=jnp.log(jnp.maximum(met, 1).astype(shared.dtype)),
     )
     queries = key_sets.cut(sort(shared), size)
-    out, total = patterns.attend_with_sum(
-        queries, of_queries[:, :, 0], [keys], precision
-    )
+    out, total = patterns.attend(queries, of_queries[:, :, 0], [keys], precision)
     out = _together(unsort(out), unsort(total), value)
     return jnp.where(real[..., None], out, 0)
 

@@ -102,7 +102,7 @@ def sinkhorn_attention(
             key_sets.band(sequence, block, 0, 0, key_sets.always),
             key_sets.Keys("block", sort(keys), sort(values), here, key_sets.always),
         ]
-        return patterns.attend(queries, place, sets, precision)
+        return patterns.attend(queries, place, sets, precision)[0]
 
     return patterns.in_blocks(call, "sinkhorn", block, compute)
 

@@ -96,8 +96,8 @@ def softmax_attention(
     inputs.check_inputs(query, key, value, is_causal)
     form = _Form(implementation, block, precision)
     rows = packed.documents(segment_ids, query, key)
-    visible, key, value = _prepare(query, key, value, mask, rows)
-    return form.attend(query, key, value, visible, is_causal)
+    arrays, visible = _prepare(query, key, value, mask, rows)
+    return jnp.swapaxes(form.attend(*arrays, visible, is_causal), 1, 2)
 
 
 @dense.precise
@@ -118,8 +118,7 @@ def softmax_weights(
     inputs.check_keywords(softmax_weights, flax)
     inputs.check_inputs(query, key, None, is_causal)
     rows = packed.documents(segment_ids, query, key)
-    visible, key, _unused = _prepare(query, key, key, mask, rows)
-    query, key = jnp.swapaxes(query, 1, 2), jnp.swapaxes(key, 1, 2)
+    (query, key, _), visible = _prepare(query, key, key, mask, rows)
     return _weights(query, key, visible, is_causal, precision)
 
 
@@ -204,8 +203,8 @@ def softmax_prefill(
             after = cache.extend(state, key, value, mask)
         else:
             after = cache.last_documents(state, key, value, mask, rows)
-        visible, key, value = _prepare(query, key, value, mask, rows)
-        return form.attend(query, key, value, visible, True), after
+        arrays, visible = _prepare(query, key, value, mask, rows)
+        return jnp.swapaxes(form.attend(*arrays, visible, True), 1, 2), after
     if segment_ids is not None:
         needed = "None with a state: a stream under way has one document per row"
         raise expected("segment_ids", needed, "an array")
@@ -244,19 +243,7 @@ class _Form:
         visible: Visible,
         is_causal: bool = False,
     ) -> jax.Array:
-        """`[B, T, N, H]`, and key and value with N heads -> `[B, T, N, Hv]`."""
-        query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        return jnp.swapaxes(self.by_head(query, key, value, visible, is_causal), 1, 2)
-
-    def by_head(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        visible: Visible,
-        is_causal: bool = False,
-    ) -> jax.Array:
-        """The same, with heads before positions."""
+        """`[B, N, T, H]`, and key and value with N heads -> `[B, N, T, Hv]`."""
         on_cpu = jax.default_backend() == "cpu"
         longest, sizes = _ON_CPU if on_cpu else _ELSEWHERE
         form, out_dtype = self.implementation, query.dtype
@@ -322,7 +309,7 @@ def _read_cache(
     )
     last = jnp.tile(cache.places(before, length), (1, shared))
     visible = Visible(after.visible[:, None, None], last)
-    out = form.by_head(rows, key, value, visible)
+    out = form.attend(rows, key, value, visible)
     return jnp.swapaxes(out.reshape(batch, num_heads, length, -1), 1, 2)
 
 
@@ -331,19 +318,19 @@ def _prepare(
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array | None,
-    rows: packed.Packed | None = None,
-) -> tuple[Visible, jax.Array, jax.Array]:
-    """The visible pairs; key and value with N heads and zeroed padding."""
+    rows: packed.Packed | None,
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Visible]:
+    """Query, key and value, N heads first, zero where hidden; the visible pairs."""
     batch, length, num_heads, _ = query.shape
     pairs = masking.pair_mask(mask, batch, num_heads, length, key.shape[1])
-    key, value = (
+    real, label = (None, None) if rows is None else (rows.real, rows.label)
+    keys = (
         inputs.match_heads(masking.hide_padding(x, pairs), num_heads)
         for x in (key, value)
     )
-    if rows is None:
-        return Visible(pairs), key, value
-    key, value = (masking.hide(x, rows.real) for x in (key, value))
-    return Visible(pairs, document=rows.label), key, value
+    arrays = query, *(masking.hide(x, real) for x in keys)
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in arrays)
+    return (query, key, value), Visible(pairs, document=label)
 
 
 def _weights(

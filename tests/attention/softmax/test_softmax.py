@@ -280,7 +280,7 @@ def test_states_that_do_not_fit() -> None:
     assert_rejects(lambda: both(q, k, v), "max_length: expected None with a state")
     pairs = np.ones((1, 1, 7, 7), bool)
     assert_rejects(
-        lambda: call(q, k, v, pairs, max_length=9), "mask:", "one set of keys"
+        lambda: call(q, k, v, pairs, max_length=9), "mask:", "hidden from all"
     )
 
 
