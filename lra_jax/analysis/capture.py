@@ -48,7 +48,7 @@ class AttentionCall(NamedTuple):
         Raises:
           ValueError: the mechanism has no such matrix.
         """
-        function = self.mechanism.find_weights()
+        function = self.mechanism.find("weights")
         if function is None:
             return self._apply_to_units()
         parameters = inspect.signature(function).parameters

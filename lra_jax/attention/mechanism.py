@@ -134,22 +134,14 @@ class Mechanism:
         Raises:
           ValueError: it has none, like a function from outside that defines no weights.
         """
-        weights = self.find_weights()
+        weights = self.find("weights")
         if weights is None:
             needed = "a registered mechanism, or NAME_weights, for its dense weights"
             raise expected("attention", needed, f"{self.name!r}")
         return weights
 
-    def find_weights(self) -> Callable[..., Any] | None:
-        """Like ``weights``, but None if there is no such function."""
-        return self._part("weights")
-
-    def find_prefill(self) -> Callable[..., Any] | None:
-        """``<name>_prefill``, which makes the stream; None if there is none."""
-        return self._part("prefill")
-
-    def _part(self, part: str) -> Callable[..., Any] | None:
-        """``<name>_part``, beside the function of the entry if it has one."""
+    def find(self, part: str) -> Callable[..., Any] | None:
+        """``<name>_<part>``, such as ``<name>_prefill``; None if there is none."""
         if self.make is not None:
             return None
         if self.function is not None:

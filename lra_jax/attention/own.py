@@ -128,10 +128,13 @@ def load(spec: str, argument: str = "attention") -> Any:
         longer = f"{part}_attention"
         if hasattr(thing, longer) and not hasattr(thing, part):
             part = longer
-        if not hasattr(thing, part) and not _import_submodule(
-            thing, part, spec, argument
-        ):
-            hint = did_you_mean(part, _callables(thing, path))
+        if not hasattr(thing, part) and isinstance(thing, types.ModuleType):
+            submodule = f"{thing.__name__}.{part}"
+            if is_module(submodule):
+                _import(submodule, spec, argument)
+        if not hasattr(thing, part):
+            names = (name.removesuffix("_attention") for name in dir(thing))
+            hint = did_you_mean(part, names)
             needed = f"{attribute!r} in the module {path!r}"
             raise expected(argument, needed, f"no attribute {part!r}{hint}")
         thing = getattr(thing, part)
@@ -154,17 +157,6 @@ def locate(thing: Any, argument: str) -> str:
     return f"{home}:{name}"
 
 
-def _import_submodule(package: Any, part: str, spec: str, argument: str) -> bool:
-    """Imports a submodule by name; returns whether the package has it."""
-    if not isinstance(package, types.ModuleType):
-        return False
-    name = f"{package.__name__}.{part}"
-    if not hasattr(package, "__path__") or not is_module(name):
-        return False
-    _import(name, spec, argument)
-    return hasattr(package, part)
-
-
 def _import(name: str, spec: str, argument: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)
@@ -174,14 +166,3 @@ def _import(name: str, spec: str, argument: str) -> types.ModuleType:
             needed = f"{name!r}, which {spec!r} names, to import"
         got = f"{type(error).__name__}: {error}"
         raise expected(argument, needed, got) from error
-
-
-def _callables(thing: Any, path: str) -> list[str]:
-    """The names of the callables that a module or class itself defines."""
-    return [
-        name.removesuffix("_attention")
-        for name, value in getattr(thing, "__dict__", {}).items()
-        if callable(value)
-        and f"{getattr(value, '__module__', None)}.".startswith(f"{path}.")
-        and not name.startswith("_")
-    ]

@@ -156,14 +156,8 @@ def accepted_keywords(function: Callable[..., Any]) -> frozenset[str] | None:
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_KEYWORD and p.name != "flax" for p in parameters):
         return None
-    positional = [
-        p.name
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ][:3]
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    first = [p for p in named if p.kind is not p.KEYWORD_ONLY][:3]
     return frozenset(
-        p.name
-        for p in parameters
-        if p.name not in positional
-        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        p.name for p in named if p not in first and p.kind is not p.POSITIONAL_ONLY
     )

@@ -44,7 +44,7 @@ def longest(model: CausalLM) -> int | None:
     if config.positions != "none":
         return config.max_length
     for mechanism in config.turn:
-        run = mechanism.find_prefill()
+        run = mechanism.find("prefill")
         if run is None or "max_length" in inspect.signature(run).parameters:
             return config.max_length
     return None

@@ -31,7 +31,7 @@ def _layer_size(layer: MultiHeadAttention) -> int | None:
     mechanism = layer.mechanism
     if not (mechanism.stream and layer.is_causal):
         return None
-    if mechanism.find_prefill() is None:
+    if mechanism.find("prefill") is None:
         return None
     state = jax.eval_shape(lambda: layer.init_state(1).mechanism)
     arrays = jax.tree.leaves(state)

@@ -248,7 +248,7 @@ def _find_prefill(layer: Layer) -> Callable[..., Any]:
     if not layer.mechanism.stream:
         needed = "a mechanism with a stream (python -m lra_jax.attention)"
         raise expected("layer", needed, repr(name))
-    run = layer.mechanism.find_prefill()
+    run = layer.mechanism.find("prefill")
     if run is None:
         needed = "a mechanism with NAME_prefill beside its function, for a stream"
         raise expected("layer", needed, repr(name))
