@@ -158,21 +158,18 @@ def _backward(
         pull = jax.vjp(call, _move(place, arrays), parameters)[1]
         of_moved, of_parameters = pull(_take(of_out, place.there, place.real))
         of_arrays = jax.tree.map(lambda x: _take(x, place.back, place.inside), of_moved)
-        return jax.tree.map(_add, slopes, (of_arrays, of_parameters))
+        return jax.tree.map(
+            lambda total, part: total + part.astype(total.dtype),
+            slopes,
+            (of_arrays, of_parameters),
+        )
 
     # Every document adds to the slopes of the parameters.
     wide = jax.tree.map(lambda x: x.astype(inputs.accumulation_dtype(x)), parameters)
     start = jax.tree.map(jnp.zeros_like, (arrays, wide))
     of_arrays, of_wide = jax.lax.fori_loop(1, label.max() + 1, turn, start)
-    return of_arrays, jax.tree.map(_like, of_wide, parameters), None
-
-
-def _add(total: jax.Array, part: jax.Array) -> jax.Array:
-    return total + part.astype(total.dtype)
-
-
-def _like(array: jax.Array, other: jax.Array) -> jax.Array:
-    return array.astype(other.dtype)
+    of_parameters = jax.tree.map(lambda x, y: x.astype(y.dtype), of_wide, parameters)
+    return of_arrays, of_parameters, None
 
 
 _in_turn.defvjp(_forward, _backward)

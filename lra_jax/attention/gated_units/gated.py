@@ -96,11 +96,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def apply_gate(call: Call, out: jax.Array, gate: jax.Array | None) -> jax.Array:
-    """``gate * out``, `[B, T, N, Hv]`; rows with a broken gate or query are NaN.
-
-    Raises:
-      ValueError: the gate does not fit.
-    """
+    """``gate * out``, `[B, T, N, Hv]`; rows with a broken gate or query are NaN."""
     if gate is not None:
         inputs.check_array("gate", gate, "B T N Hv", *out.shape)
         gate, finite = masking.hide_broken(gate, call.finite)
@@ -123,15 +119,11 @@ def shared_heads(
       call: the arguments; its query is z without broken rows.
       z: `[B, T, N, H]`.
       count: number of queries and keys together.
-      scale: `[count, N, H]`, or None.
-      offset: `[count, N, H]`, or None.
+      scale, offset: `[count, N, H]`, or None.
       rotate: rotate by position.
 
     Returns:
       Arrays `[B, N, T, H]`; hidden positions of keys are zero.
-
-    Raises:
-      ValueError: an array does not fit, or an odd H with ``rotate``.
     """
     inputs.check_flag("rotate", rotate)
     _, length, num_heads, width = z.shape
@@ -167,9 +159,6 @@ def bias(call: Call, table: jax.Array, length: int) -> jax.Array:
     Short distances have a bucket each, longer ones share buckets on a logarithmic
     scale, and all from 128 on share one. Without ``is_causal`` half of the buckets are
     for keys after the query.
-
-    Raises:
-      ValueError: the table does not fit.
     """
     heads = call.query.shape[2]
     inputs.check_array("relative_bias", table, f"{BUCKETS} N", BUCKETS, heads)

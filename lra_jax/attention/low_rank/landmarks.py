@@ -55,15 +55,9 @@ def plan(
     key_mask: jax.Array | None,
     dtype: jnp.dtype,
 ) -> Plan:
-    """The plan for ``count`` landmarks.
+    """The plan for m = ``count`` landmarks of queries and keys of ``lengths`` T and S.
 
-    Args:
-      padding: one of PADDINGS.
-      count: m.
-      lengths: T and S.
-      query_mask: `[B, T]`; None = all are real.
-      key_mask: `[B, S]`; None = all are real.
-      dtype: of the means.
+    The masks are of real positions, `[B, T]` and `[B, S]`; None = all.
 
     Raises:
       ValueError: "published" and m does not divide a length.

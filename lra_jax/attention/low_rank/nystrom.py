@@ -50,14 +50,10 @@ INITIALISATIONS = ("exact", "original")
 
 
 def _check_packed(arguments: dict[str, Any]) -> None:
-    if (padding := arguments.get("padding", "exact")) != "exact":
-        needed = "None, because only with padding='exact' is a document like one alone"
-        raise expected("segment_ids", needed, f"an array with padding={padding!r}")
-    if (scaling := arguments.get("initialisation", "exact")) != "exact":
-        needed = "None, because the largest sums are taken over the whole batch"
-        raise expected(
-            "segment_ids", needed, f"an array with initialisation={scaling!r}"
-        )
+    for name in ("padding", "initialisation"):
+        if (option := arguments.get(name, "exact")) != "exact":
+            needed = f"None, because only {name}='exact' keeps documents apart"
+            raise expected("segment_ids", needed, f"an array with {name}={option!r}")
 
 
 @functools.partial(documents_in_turn, check=_check_packed)

@@ -27,13 +27,10 @@ def scan_columns(
     *,
     reverse: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The state at every position.
+    """The state at every position of factors `[B, T, N]` and values `[B, T, N, Hv]`.
 
-    Args:
-      factors: a, `[B, T, N]`.
-      values: x, `[B, T, N, Hv]`.
-      start: the state before the first position, `[B, N, Hv]`; None = zero.
-      reverse: start with the last position.
+    ``start`` is the state before the first position, `[B, N, Hv]`, or zero; with
+    ``reverse`` the last position comes first.
 
     Returns:
       `[B, T, N, Hv]`, and the state after the position processed last.

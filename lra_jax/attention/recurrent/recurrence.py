@@ -60,21 +60,15 @@ def recur(
 
     Args:
       call: the arguments.
-      form: the mechanism.
-      log_decay: as passed by the caller.
-      beta: likewise.
-      mechanism: its name in the registry.
+      form: the mechanism, of this name in the registry.
+      log_decay, beta: as passed by the caller.
       chunking: how the sequence is cut if the caller does not say.
-      feature_map: phi of queries and keys that are divided by their length; None =
-        neither.
-      eps: added to the square of the length.
+      feature_map: phi of queries and keys that are divided by their length, to whose
+        square ``eps`` is added; None = neither.
 
     Returns:
       `[B, T, N, Hv]` in the dtype of the sums; and if causal, by XLA, the sums after
       the last real position, otherwise None.
-
-    Raises:
-      ValueError: the state does not fit, or there are no such kernels.
     """
     target = call.choose(mechanism)
     if target is not None:

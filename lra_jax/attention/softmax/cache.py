@@ -58,11 +58,7 @@ def extend(
 ) -> SoftmaxState:
     """Appends positions `[B, T, n, ...]` to a state; those beyond its end are dropped.
 
-    Args:
-      state: the state so far.
-      key: `[B, T, n, H]`; its heads may be a divisor of the state's.
-      value: `[B, T, n, Hv]`; its heads may be, too.
-      mask: the real positions, boolean `[B, T]`; None = all.
+    Their heads may be a divisor of the state's. The mask is of real positions.
     """
     position = state.position + masking.next_position(mask, *key.shape[:2])
     columns = places(state, key.shape[1])

@@ -173,13 +173,10 @@ def columns(sequence: Sequence, size: int, rule: Rule) -> Keys:
 def blocks_of_table(
     sequence: Sequence, size: int, table: jax.Array, rule: Rule
 ) -> Keys:
-    """The blocks listed in a table for each block of queries.
+    """The blocks of C = ``size`` keys listed in a table for each block of queries.
 
-    Args:
-      sequence: of P blocks.
-      size: C.
-      table: `[1 or B, N, P, R]`, indices of blocks, no duplicates in a row; -1 = none.
-      rule: as in `Keys`.
+    The table is `[1 or B, N, P, R]`; it holds indices of blocks without duplicates in a
+    row, or -1 for none.
     """
     num_heads = table.shape[1]
     by_head = jax.vmap(lambda x, row: x[row])
