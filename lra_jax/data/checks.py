@@ -1,37 +1,17 @@
-"""Checks of settings, and names for user-supplied files."""
+"""Files of the user: found, read and named."""
 
 import functools
 import hashlib
 import importlib.util
 import io
-import operator
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
 from lra_jax.errors import expected, reason
 from lra_jax.files import expand_home, read_bytes, read_lines
-
-
-def check_integer(name: str, value: int, least: int) -> None:
-    """Raises ValueError unless ``value`` is an integer of at least ``least``."""
-    try:
-        good = operator.index(value) >= least
-    except TypeError:
-        good = False
-    if not good:
-        raise expected(name, f"an integer of at least {least}", f"{value!r}")
-
-
-def check_generated(seed: int, sizes: Mapping[str, int], processes: int | None) -> None:
-    """Checks the settings of all generated data: seed, split sizes and processes."""
-    check_integer("seed", seed, 0)
-    for split, size in sizes.items():
-        check_integer(f"num_{split}", size, 1)
-    if processes is not None:
-        check_integer("processes", processes, 1)
 
 
 def existing(path: str | os.PathLike) -> pathlib.Path:

@@ -6,6 +6,7 @@ The episodes are those of a file, or made first: see `lra_jax.data.control_files
 import functools
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -152,21 +153,16 @@ def prepare(
     environment: str,
     quality: str,
     episodes: int,
-    context: int,
-    returns: bool,
-    acting: str,
     target: float | None,
     seed: int,
+    **settings: Any,
 ) -> ControlDataset:
     """Reads the episodes of a file, or plays them first.
 
     Args:
       data_dir: folder of episodes that are made; None = tfds' own folder.
-      path: an ``.hdf5`` or ``.npz`` file; None = episodes are made.
-      environment, quality: see `environments` and `control_files`.
-      episodes: how many are made by each kind of policy.
-      context, returns, acting, seed: see `ControlDataset`.
-      target: see there; None = D4RL's for its data, else the expert's return.
+      path, environment, quality, episodes, context, returns, acting, target, seed: see
+        `lra_jax.configs.control.ControlData`.
 
     Raises:
       ValueError: a missing or malformed file, or an environment that is not installed.
@@ -184,13 +180,4 @@ def prepare(
     if target is None:
         is_d4rl = (random, expert) == world.references
         target = world.target if is_d4rl and world.target else expert
-    return ControlDataset(
-        name,
-        world,
-        arrays,
-        context=context,
-        returns=returns,
-        acting=acting,
-        target=target,
-        seed=seed,
-    )
+    return ControlDataset(name, world, arrays, target=target, seed=seed, **settings)

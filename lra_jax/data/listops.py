@@ -60,31 +60,22 @@ def prepare(
     num_train: int = 96_000,
     num_valid: int = 2_000,
     num_test: int = 2_000,
-    min_length: int = 500,
-    max_length: int = 2_000,
-    max_depth: int = 10,
-    max_args: int = 10,
     processes: int | None = None,
     path: str | os.PathLike | None = None,
+    **grammar: int,
 ) -> SequenceDataset:
     """Opens ListOps, preparing it first if necessary.
 
     Args:
       data_dir: folder of prepared data; None = tfds' own folder.
-      seed: fixes every tree.
-      num_train: training trees.
-      num_valid: validation trees.
-      num_test: test trees. All trees are distinct across the three splits.
-      min_length: trees have more tokens than this.
-      max_length: trees have fewer tokens than this.
-      max_depth: nodes at this depth are digits; the root has depth 1.
-      max_args: most arguments of an operator.
-      processes: worker processes; None = as many as the machine has cores. The trees do
-        not depend on it.
+      seed, num_train, num_valid, num_test, processes: see
+        `lra_jax.configs.listops.ListOpsData`. All trees are distinct across the splits,
+        and do not depend on the number of processes.
       path: a folder with the official `basic_train.tsv`, `basic_val.tsv` and
         `basic_test.tsv`, or with the released archive. The trees then come from these
-        files; of the settings above only `data_dir` and `max_length`, the maximum
-        number of tokens, are used.
+        files; of the other settings only `max_length`, the maximum number of tokens,
+        is used.
+      **grammar: see `listops_language.Grammar`.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens` and `label`.
@@ -94,26 +85,25 @@ def prepare(
       OSError: `data_dir` cannot be written, or its disk is full.
     """
     if path is not None:
-        return _from_files(path, max_length, data_dir)
-    grammar = Grammar(min_length, max_length, max_depth, max_args)
+        return _from_files(path, grammar.get("max_length", 2_000), data_dir)
+    rules = Grammar(**grammar)
     sizes = {"train": num_train, "valid": num_valid, "test": num_test}
-    checks.check_generated(seed, sizes, processes)
     counts = "-".join(map(str, sizes.values()))
     total = sum(sizes.values())
 
     def examples(root: pathlib.Path) -> builder.Splits:
         del root
-        trees = _trees(seed, total, grammar, processes)
+        trees = _trees(seed, total, rules, processes)
         return {split: (count, trees) for split, count in sizes.items()}
 
     config = builder.SequenceConfig(
         name=(
-            f"seed{seed}-{counts}-length{min_length}-{max_length}"
-            f"-depth{max_depth}-args{max_args}"
+            f"seed{seed}-{counts}-length{rules.min_length}-{rules.max_length}"
+            f"-depth{rules.max_depth}-args{rules.max_args}"
         ),
-        max_length=max_length,
+        max_length=rules.max_length,
         # LRA's trees have 1035 tokens on average, and at most 2000.
-        expected_bytes=(max_length // 2 + 100) * total,
+        expected_bytes=(rules.max_length // 2 + 100) * total,
         examples=examples,
     )
     return builder.prepare(GeneratedListOps, config, data_dir)
@@ -122,7 +112,6 @@ def prepare(
 def _from_files(
     path: str | os.PathLike, max_length: int, data_dir: str | os.PathLike | None
 ) -> SequenceDataset:
-    checks.check_integer("max_length", max_length, 1)
     files = listops_files.find(path)
     config = builder.SequenceConfig(
         name=f"{checks.digest(files.values())}-length{max_length}",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data.checks import check_integer, shortened
+from lra_jax.data.checks import shortened
 from lra_jax.errors import expected
 
 TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
@@ -56,8 +56,6 @@ class Grammar:
     max_args: int = 10
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            check_integer(field.name, getattr(self, field.name), 1)
         if not 2 <= self.max_args <= 32:
             raise expected("max_args", "an integer of 2..32", self.max_args)
         if self.max_depth < 2:

@@ -67,16 +67,12 @@ def prepare(
     Args:
       data_dir: folder of prepared data; None = tfds' own folder.
       size: side of the images: 32, 64, 128 (Path-X) or 256.
-      level: short, easy, intermediate or hard: snakes of 3, 6, 9 or 14 dashes; the
-        LRA has no short ones.
-      seed: fixes every image; with `path`, the order before splitting.
-      num_train: training images.
-      num_valid: validation images.
-      num_test: test images.
-      num_distractors: None = LRA's setting; for 128 pixels this is 8, while others use
+      level, num_distractors: see `Settings`. For 128 pixels LRA has 8, while others use
         17 (issue 38 of its repository).
-      processes: worker processes; None = as many as the machine has cores. The images
-        do not depend on it.
+      seed: fixes every image; with `path`, the order before splitting.
+      num_train, num_valid, num_test, processes: see
+        `lra_jax.configs.pathfinder.PathfinderData`. The images do not depend on the
+        number of processes.
       path: the folder of a level of the released images, or one above it. Then only
         `size`, `level`, `seed` and `data_dir` of the settings above apply.
       easier: levels of which `num_train` further images each are put before the
@@ -92,11 +88,8 @@ def prepare(
     """
     settings = Settings(size, level, num_distractors)
     if path is not None:
-        if easier:
-            raise expected("easier", "() with path", tuple(easier))
         return _from_files(path, settings, seed, data_dir)
     sizes = {"train": num_train, "valid": num_valid, "test": num_test}
-    checks.check_generated(seed, sizes, processes)
     counts = "-".join(map(str, sizes.values()))
     total = sum(sizes.values())
     before = [Settings(size, name, num_distractors) for name in easier]
@@ -141,7 +134,6 @@ def _from_files(
     seed: int,
     data_dir: str | os.PathLike | None,
 ) -> SequenceDataset:
-    checks.check_integer("seed", seed, 0)
     size = settings.size
     folder = pathfinder_files.find(path, size, settings.level)
     samples, left_out = pathfinder_files.list_samples(folder)

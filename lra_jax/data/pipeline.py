@@ -30,7 +30,6 @@ import numpy as np
 from lra_jax.data import buckets as bucketing
 from lra_jax.data.batches import Batch, plan_evaluation
 from lra_jax.data.buckets import Buckets
-from lra_jax.data.checks import check_integer
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.packing import packed
 from lra_jax.data.stages import Curriculum, LengthWarmup, StagedPlan, choose_groups
@@ -105,7 +104,6 @@ def train_iterator(
     rows = _shard_rows(batch_size, shard)
     lengths = bucket_lengths(dataset, buckets)
     train_lengths = _example_lengths(dataset, "train")
-    check_integer("num_steps", num_steps, 1)
     if groups:
         stages = choose_groups(groups, len(train_lengths), num_steps)
     else:
@@ -294,7 +292,6 @@ def _example_lengths(dataset: SequenceDataset, split: str) -> np.ndarray:
 
 def _shard_rows(batch_size: int, shard: tuple[int, int]) -> slice:
     index, count = shard
-    check_integer("batch_size", batch_size, 1)
     if not 0 <= index < count:
         raise expected("shard", "(index, count) with index < count", shard)
     if batch_size % count:

@@ -70,7 +70,6 @@ def prepare(
         is no network.
       OSError: `data_dir` cannot be written, or its disk is full.
     """
-    checks.check_integer("max_length", max_length, 1)
     source = originals.locate(ARCHIVE, path, _files, (".src", ".src1"))
     expected_bytes = 2 * max_length * _RELEASED_PAIRS
     if source.size is not None:

@@ -23,14 +23,14 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from lra_jax.data import archives, builder, checks, originals, token_files
+from lra_jax.data import archives, builder, originals, token_files
 from lra_jax.data.dataset import SPLITS, SequenceDataset
-from lra_jax.errors import expected, known
+from lra_jax.errors import expected
 from lra_jax.files import open_regular
 
 ARCHIVE = archives.Archive(
@@ -40,7 +40,6 @@ ARCHIVE = archives.Archive(
     sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
 )
 LABELS = {"neg": 0, "pos": 1}
-Validation = Literal["holdout", "test"]
 
 _FOLDER = "aclImdb"
 _REVIEW = re.compile(r"(train|valid|test)/([^/]+)/([^/.][^/]*)")
@@ -78,7 +77,7 @@ def prepare(
     *,
     path: str | os.PathLike | None = None,
     max_length: int = 4000,
-    validation: Validation = "holdout",
+    validation: Literal["holdout", "test"] = "holdout",
     seed: int = 0,
 ) -> SequenceDataset:
     """Opens the task's data, preparing them first if necessary.
@@ -87,10 +86,7 @@ def prepare(
       data_dir: folder of prepared data and downloads; None = tfds' own folder.
       path: the archive or its folder, the folder in it, or one with ``input`` and
         ``label``; None = download the archive.
-      max_length: reviews are truncated to this many bytes.
-      validation: "holdout" of a tenth, or the files' own validation split if they have
-        one; or "test".
-      seed: seed for choosing the reviews held out.
+      max_length, validation, seed: see `lra_jax.configs.text.TextData`.
 
     Returns:
       Splits `train`, `valid` and `test` of `tokens` and `label`.
@@ -100,9 +96,6 @@ def prepare(
         is no network.
       OSError: `data_dir` cannot be written, or its disk is full.
     """
-    checks.check_integer("max_length", max_length, 1)
-    checks.check_integer("seed", seed, 0)
-    known("validation", validation, get_args(Validation))
     source = originals.locate(ARCHIVE, path, _files)
 
     def examples(root: pathlib.Path) -> builder.Splits:

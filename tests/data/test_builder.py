@@ -249,8 +249,6 @@ def test_tokens_that_a_model_cannot_read(tmp_path, monkeypatch, tokens, got):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"num_valid": 0}, "num_valid: expected an integer of at least 1, got 0"),
-        ({"num_train": 1.5}, "num_train: expected an integer .*, got 1.5"),
         ({"max_depth": 2}, "less than 12, the longest tree"),
     ],
 )

@@ -77,7 +77,6 @@ def test_easier_levels_come_first_and_leave_the_others_alone(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"seed": -1}, "seed: expected an integer of at least 0"),
         ({"path": "/no/such/folder"}, "/no/such/folder, which does not exist"),
     ],
 )

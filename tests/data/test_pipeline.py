@@ -137,7 +137,6 @@ def test_no_buckets_is_the_fixed_length(dataset):
     ("changes", "message"),
     [
         ({"buckets": "64,100"}, "reach the longest"),
-        ({"batch_size": 0}, "batch_size: expected an integer of at least 1"),
         ({"shard": (2, 2)}, "index < count"),
         ({"shard": (0, 3)}, "multiple of the 3 shards, got 16"),
     ],

@@ -94,11 +94,8 @@ def prepare(
 
     Args:
       data_dir: folder of the prepared reviews.
-      path: a table, a folder of them, or a path for `lra_jax.data.text.prepare`.
-      seed: seed for choosing the examples held out.
-      max_length: a text is truncated to this many tokens.
+      path, seed, max_length, labels: see `lra_jax.configs.finetune.FinetuneData`.
       vocabulary: vocabulary of the tokens; None = bytes.
-      labels: what the labels of tables are; the arrays of an ``.npz`` file say it.
 
     Raises:
       ValueError: a file is missing or malformed, has a text that the vocabulary cannot

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from lra_jax.data import checks
 from lra_jax.data.language import corpora, vocabularies, wikitext
 from lra_jax.data.language.rows import TextDataset, make_stream
-from lra_jax.errors import InputError, expected, renamed
+from lra_jax.errors import InputError, renamed
 
 
 def prepare(
@@ -20,27 +19,17 @@ def prepare(
     """Reads a corpus and arranges it in rows.
 
     Args:
-      path: a file, a folder or WikiText; None = the standard library of Python.
-      pattern: pattern for the names of a folder's files.
-      tokenizer: "bytes", "words" or "bpe".
-      vocab_size: number of tokens for "bpe".
-      max_length: positions in a row.
+      path, pattern, tokenizer, vocab_size, max_length: see
+        `lra_jax.configs.lm.LmData`.
       slides: also score the test split with overlapping rows.
 
     Raises:
       ValueError: the files are missing, empty, not text, or shorter than a row.
     """
-    official = None if path is None else wikitext.read(path)
-    of_folder = False
-    if path is not None and official is None:
-        of_folder = checks.existing(path).is_dir()
-    if pattern != "*" and not of_folder:
-        needed = "'*', unless the path is a folder of text files"
-        raise expected("pattern", needed, repr(pattern))
     if path is None:
         corpus = corpora.standard_library()
     else:
-        corpus = official or corpora.of_path(path, pattern)
+        corpus = wikitext.read(path) or corpora.of_path(path, pattern)
     texts = corpus.documents
     try:
         vocabulary = vocabularies.make(tokenizer, vocab_size, texts["train"])
