@@ -75,7 +75,7 @@ def _typed(args: Sequence[str]) -> str:
 
 def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
     """Runs all parts, or the one that ``--part`` names."""
-    from lra_jax.benchmarking import accelerator, parts
+    from lra_jax.benchmarking import accelerator
 
     def say(text: str) -> None:
         print(text, flush=True)
@@ -91,8 +91,8 @@ def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
     view = accelerator.Accelerator(config, _typed(args))
     try:
         view.run(say)
-    except parts.Stopped as stop:
-        cli.fail(_ADVICE, 128 + stop.signum)
+    except KeyboardInterrupt:
+        cli.fail(_ADVICE, 128 + signal.SIGINT)
     say(f"wrote {view.page} and, next to it, {view.page.with_suffix('.json').name}")
     if view.failed:
         cli.fail(f"failed: {', '.join(view.failed)}; the same command tries again", 1)

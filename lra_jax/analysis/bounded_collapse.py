@@ -100,7 +100,7 @@ def bounded_collapse(
         network = nnx.merge(graph, params)
         states = [network.embed_tokens(tokens)[:1] * scale]
         for block in network.blocks:
-            states.append(block(states[-1], variant))
+            states.append(network.run_block(block, states[-1], variant))
         return _measure(np.stack(states)[:, 0], [x.attention for x in network.blocks])
 
 

@@ -18,9 +18,8 @@ depend on how often tokens repeat, but hardly on which tokens they are.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +30,9 @@ from lra_jax.analysis.path_tasks import draw_words
 from lra_jax.analysis.relative import RelativeAttention
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, known
-from lra_jax.models import MultiHeadAttention
+from lra_jax.models import EncoderBlock, MultiHeadAttention
 from lra_jax.models.layers import Dense, LayerNorm
+from lra_jax.models.mlp import Mlp
 
 INIT = nnx.initializers.normal(0.02)
 EPSILON = 1e-12  # of every layer normalisation in the papers' models
@@ -49,7 +49,7 @@ class Shape:
       shared: all layers share their weights (ALBERT).
       relative: positions enter only the attention, as distances, and the embeddings are
         not normalised (XLNet).
-      gelu: the exact activation, or its tanh approximation.
+      activation: of the MLP.
     """
 
     vocab_size: int
@@ -61,13 +61,13 @@ class Shape:
     embed_dim: int = 768
     shared: bool = False
     relative: bool = False
-    gelu: Literal["exact", "tanh"] = "exact"
+    activation: str = "gelu_exact"
 
 
 SHAPES = {
     "bert": Shape(vocab_size=28_996),  # bert-base-cased
     "albert": Shape(  # albert-base-v2
-        vocab_size=30_000, embed_dim=128, shared=True, gelu="tanh"
+        vocab_size=30_000, embed_dim=128, shared=True, activation="gelu"
     ),
     "xlnet": Shape(vocab_size=32_000, relative=True),  # xlnet-base-cased
 }
@@ -96,55 +96,40 @@ VARIANTS = {
 """The four of Dong, Cordonnier and Loukas 2021, Figure 2; all keep the norms."""
 
 
-class Block(nnx.Module):
+def _make_block(
+    shape: Shape,
+    mechanism: str | Callable[..., jax.Array],
+    options: Mapping[str, Any] | None,
+    length: int,
+    rngs: nnx.Rngs,
+) -> EncoderBlock:
     """One layer; the softmax of a relative shape is XLNet's, by distance too."""
-
-    def __init__(
-        self,
-        shape: Shape,
-        mechanism: str | Callable[..., jax.Array],
-        options: Mapping[str, Any] | None,
-        length: int,
-        rngs: nnx.Rngs,
-    ):
-        if shape.relative and mechanism == "softmax":
-            self.attention = RelativeAttention(
-                shape.width, shape.num_heads, kernel_init=INIT, rngs=rngs
-            )
-        else:
-            self.attention = MultiHeadAttention(
-                shape.num_heads,
-                shape.width,
-                mechanism=mechanism,
-                max_length=length,
-                options=options,
-                use_bias=not shape.relative,
-                rngs=rngs,
-            )
-            _redraw(self.attention, rngs)
-        dense = functools.partial(Dense, kernel_init=INIT, rngs=rngs)
-        self.attention_norm = LayerNorm(shape.width, epsilon=EPSILON)
-        self.inner = dense(shape.width, shape.mlp_dim)
-        self.outer = dense(shape.mlp_dim, shape.width)
-        self.mlp_norm = LayerNorm(shape.width, epsilon=EPSILON)
-        self.approximate = shape.gelu == "tanh"
-        self.keeps_activation = shape.shared
-
-    def mlp(self, x: jax.Array) -> jax.Array:
-        """`[B, T, D]` to `[B, T, D]`."""
-        return self.outer(jax.nn.gelu(self.inner(x), approximate=self.approximate))
-
-    def __call__(self, x: jax.Array, variant: Variant) -> jax.Array:
-        """`[B, T, D]` to `[B, T, D]`."""
-        x = run_parts(self, x, variant, self.attention, self.mlp)
-        if variant.mlp or not self.keeps_activation:
-            return x
-        x = x + jax.nn.gelu(x, approximate=self.approximate)
-        return self.mlp_norm(x) if variant.norm else x
-
-    def apply_norm(self, norm: LayerNorm, x: jax.Array, *, after: bool) -> jax.Array:
-        """As of an `EncoderBlock`: norms are after the sums."""
-        return norm(x) if after else x
+    attention: Any
+    if shape.relative and mechanism == "softmax":
+        attention = RelativeAttention(
+            shape.width, shape.num_heads, kernel_init=INIT, rngs=rngs
+        )
+    else:
+        attention = MultiHeadAttention(
+            shape.num_heads,
+            shape.width,
+            mechanism=mechanism,
+            max_length=length,
+            options=options,
+            use_bias=not shape.relative,
+            rngs=rngs,
+        )
+        for name in attention.projections:
+            kernel = getattr(attention, name).kernel
+            kernel[...] = INIT(rngs.params(), kernel[...].shape)
+    mlp = Mlp(
+        shape.width,
+        shape.mlp_dim,
+        activation=shape.activation,
+        kernel_init=INIT,
+        rngs=rngs,
+    )
+    return EncoderBlock(attention, mlp, shape.width, post_norm=True, epsilon=EPSILON)
 
 
 def run_parts(
@@ -205,7 +190,7 @@ class Network(nnx.Module):
         check_size("num_layers", self.num_layers)
         size = (shape.vocab_size, shape.embed_dim)
         self.embed = nnx.Param(INIT(rngs.params(), size))
-        self.relative = shape.relative
+        self.relative, self.shared = shape.relative, shape.shared
         if not shape.relative:
             size = (shape.max_length, shape.embed_dim)
             self.positions = nnx.Param(INIT(rngs.params(), size))
@@ -219,7 +204,7 @@ class Network(nnx.Module):
             )
         count = 1 if shape.shared else self.num_layers
         self.blocks = nnx.List(
-            [Block(shape, mechanism, options, length, rngs) for _ in range(count)]
+            [_make_block(shape, mechanism, options, length, rngs) for _ in range(count)]
         )
 
     def __call__(self, tokens: jax.Array, variant: Variant) -> jax.Array:
@@ -227,8 +212,16 @@ class Network(nnx.Module):
         states = [self.embed_tokens(tokens)]
         for layer in range(self.num_layers):
             block = self.blocks[layer % len(self.blocks)]
-            states.append(block(states[-1], variant))
+            states.append(self.run_block(block, states[-1], variant))
         return jnp.stack(states)
+
+    def run_block(self, block: Any, x: jax.Array, variant: Variant) -> jax.Array:
+        """A block with parts left out, `[B, T, D]` to `[B, T, D]`."""
+        x = run_parts(block, x, variant, block.attention, block.mlp)
+        if variant.mlp or not self.shared:
+            return x
+        x = x + jax.nn.gelu(x)
+        return block.mlp_norm(x) if variant.norm else x
 
     def embed_tokens(self, tokens: jax.Array) -> jax.Array:
         """The input of the first block, `[B, T, D]`."""
@@ -253,10 +246,3 @@ def zipf_tokens(
     """Random token ids, `int32 [B, T]`, as frequent as words are (Zipf's law)."""
     rng = np.random.default_rng(seed)
     return draw_words(vocab_size, (batch_size, length), rng)
-
-
-def _redraw(attention: MultiHeadAttention, rngs: nnx.Rngs) -> None:
-    """Redraws the projections of a layer as in BERT: N(0, 0.02)."""
-    for name in attention.projections:
-        kernel = getattr(attention, name).kernel
-        kernel[...] = INIT(rngs.params(), kernel[...].shape)

@@ -11,6 +11,7 @@ normalised by LN' and classified, which the code calls ``--no_sub_path``.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,8 +25,9 @@ from lra_jax import progress
 from lra_jax.analysis.networks import EPSILON, INIT
 from lra_jax.attention import registry
 from lra_jax.errors import expected
-from lra_jax.models import MultiHeadAttention
+from lra_jax.models import EncoderBlock, MultiHeadAttention
 from lra_jax.models.layers import Dense, Dropout, LayerNorm
+from lra_jax.models.mlp import Mlp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,56 +55,35 @@ class PathSettings:
     dropout: float = 0.1
 
 
-class PathBlock(nnx.Module):
-    """Attention with its skip connection and norm, and optionally an MLP."""
+def _make_block(settings: PathSettings, mechanism: str, rngs: nnx.Rngs) -> EncoderBlock:
+    width = settings.width
+    attention = MultiHeadAttention(
+        settings.num_heads, width, mechanism=mechanism, rngs=rngs
+    )
+    uniform = functools.partial(
+        jax.random.uniform, minval=-(width**-0.5), maxval=width**-0.5
+    )
+    for name in ("query", "key", "value", "out"):
+        kernel = getattr(attention, name).kernel
+        init = INIT if name in ("query", "key") else uniform
+        kernel[...] = init(rngs.params(), kernel[...].shape)
+    mlp = None
+    if settings.mlp:
+        mlp = Mlp(width, width, activation="gelu_exact", kernel_init=INIT, rngs=rngs)
+    more: Any = {"post_norm": True, "epsilon": EPSILON, "dropout": settings.dropout}
+    return EncoderBlock(attention, mlp, width, **more)
 
-    def __init__(self, settings: PathSettings, mechanism: str, rngs: nnx.Rngs):
-        width = settings.width
-        self.attention = MultiHeadAttention(
-            settings.num_heads, width, mechanism=mechanism, rngs=rngs
-        )
-        bound = width**-0.5
-        for name in ("query", "key", "value", "out"):
-            kernel = getattr(self.attention, name).kernel
-            shape = kernel[...].shape
-            kernel[...] = (
-                INIT(rngs.params(), shape)
-                if name in ("query", "key")
-                else jax.random.uniform(
-                    rngs.params(), shape, minval=-bound, maxval=bound
-                )
-            )
-        self.attention_norm = LayerNorm(width, epsilon=EPSILON)
-        self.has_mlp = settings.mlp
-        if settings.mlp:
-            self.mlp_in = Dense(width, width, kernel_init=INIT, rngs=rngs)
-            self.mlp_out = Dense(width, width, kernel_init=INIT, rngs=rngs)
-            self.mlp_norm = LayerNorm(width, epsilon=EPSILON)
-        self.dropout = Dropout(settings.dropout)
 
-    def __call__(
-        self, x: jax.Array, mask: jax.Array | None, rngs: nnx.Rngs | None
-    ) -> jax.Array:
-        """`[B, T, D]` to `[B, T, D]`."""
-        branch = self.dropout(self.attention(x, mask=mask), rngs)
-        x = self.attention_norm(x + branch)
-        if not self.has_mlp:
-            return x
-        branch = self.mlp_out(jax.nn.gelu(self.mlp_in(x), approximate=False))
-        return self.mlp_norm(x + self.dropout(branch, rngs))
-
-    def one_head(
-        self, x: jax.Array, mask: jax.Array | None, head: jax.Array
-    ) -> jax.Array:
-        """The contribution of a head, normalised without scale; -1 returns x itself."""
-        out: Any = self.attention.out
-        width = self.attention.head_dim
-        rows = jnp.arange(out.kernel[...].shape[0]) // width == head
-        kernel = out.kernel[...]
-        out.kernel[...] = jnp.where(rows[:, None], kernel, 0)
-        branch = _normalise(self.attention(x, mask=mask))
-        out.kernel[...] = kernel
-        return jnp.where(head < 0, x, branch)
+def _one_head(
+    attention: Any, x: jax.Array, mask: jax.Array | None, head: jax.Array
+) -> jax.Array:
+    """The contribution of a head, normalised without scale; -1 returns x itself."""
+    kernel = attention.out.kernel[...]
+    rows = jnp.arange(len(kernel)) // attention.head_dim == head
+    attention.out.kernel[...] = jnp.where(rows[:, None], kernel, 0)
+    branch = _normalise(attention(x, mask=mask))
+    attention.out.kernel[...] = kernel
+    return jnp.where(head < 0, x, branch)
 
 
 class PathNetwork(nnx.Module):
@@ -136,7 +117,7 @@ class PathNetwork(nnx.Module):
             self.inputs = nnx.List([dense(width)])
         self.norm = LayerNorm(width, epsilon=EPSILON)
         self.blocks = nnx.List(
-            [PathBlock(settings, mechanism, rngs) for _ in range(settings.num_layers)]
+            [_make_block(settings, mechanism, rngs) for _ in range(settings.num_layers)]
         )
         self.head = Dense(width, settings.num_outputs, kernel_init=INIT, rngs=rngs)
         self.dropout = Dropout(settings.dropout)
@@ -165,7 +146,7 @@ class PathNetwork(nnx.Module):
         for path in paths:
             x = start
             for block, head in zip(self.blocks, path, strict=True):
-                x = block.one_head(x, mask, head)
+                x = _one_head(block.attention, x, mask, head)
             total = total + x
         return self.head(_normalise(total))
 

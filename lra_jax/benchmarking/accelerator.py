@@ -94,7 +94,7 @@ class Accelerator:
         """Runs the remaining parts.
 
         Raises:
-          Stopped: a signal was received; finished parts are kept.
+          KeyboardInterrupt: a signal was received; finished parts are kept.
         """
         with lock(self._parts / "lock", wait=False):
             outcomes = self._begin()

@@ -4,12 +4,10 @@ A part that crashes, hangs or fills the memory affects only itself, and one proc
 time holds the accelerator. Nothing here imports jax.
 """
 
-import contextlib
 import dataclasses
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from lra_jax import signals
 
 # Time between the request to end and the kill: a training saves first.
 _GRACE_SECONDS = 20.0
-_POLL_SECONDS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,18 +59,6 @@ def names() -> list[str]:
     return [part.name for part in (DEVICE, *PARTS) if part.task is None]
 
 
-class Stopped(Exception):
-    """A signal ended the command.
-
-    Attributes:
-      signum: the signal.
-    """
-
-    def __init__(self, signum: int):
-        super().__init__(f"stopped by signal {signum}")
-        self.signum = signum
-
-
 def run(
     command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float
 ) -> str | None:
@@ -89,16 +74,13 @@ def run(
       None if it succeeded; else what went wrong, in words.
 
     Raises:
-      Stopped: this process was asked to stop, and has stopped the other.
+      KeyboardInterrupt: this process was asked to stop, and has stopped the other.
     """
     # A training allocates memory as needed, so other programs keep theirs.
     variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, **environment}
-    received: list[int] = []
-    ends = time.monotonic() + seconds
-    asked = False
     with (
         log.open("w", encoding="utf-8") as output,
-        signals.leave_to(lambda signum, _: received.append(signum)),
+        signals.leave_to(signal.default_int_handler),
         subprocess.Popen(
             command,
             env=variables,
@@ -109,19 +91,17 @@ def run(
             process_group=0,
         ) as child,
     ):
-        while child.poll() is None:
-            late = time.monotonic() > ends
-            if not asked and (received or late):
-                asked, ends = True, time.monotonic() + _GRACE_SECONDS
-                child.terminate()
-            elif asked and (len(received) > 1 or late):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-            time.sleep(_POLL_SECONDS)
-    if received:
-        raise Stopped(received[0])
-    if asked:
-        return f"ended after {seconds:g} s, its time limit"
+        try:
+            child.wait(seconds)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as stop:
+            child.terminate()
+            try:
+                child.wait(_GRACE_SECONDS)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                os.killpg(child.pid, signal.SIGKILL)
+            if isinstance(stop, KeyboardInterrupt):
+                raise
+            return f"ended after {seconds:g} s, its time limit"
     return None if child.returncode == 0 else _in_words(child.returncode, log)
 
 

@@ -30,8 +30,9 @@ class Mlp(nnx.Module):
       gated: use the second form, which has half as many parameters again.
       activation: "gelu" (by tanh), "gelu_exact" or "relu", of the first form.
       dropout: rate after the activation.
+      kernel_init: of the matrices, by default Glorot uniform; biases are zero.
       dtype: dtype of the computation; parameters are float32.
-      rngs: for initialisation (Glorot uniform, zero biases).
+      rngs: for initialisation.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class Mlp(nnx.Module):
         gated: bool = False,
         activation: str = "gelu",
         dropout: float = 0.0,
+        kernel_init: Any = None,
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
-        init: dict[str, Any] = {"kernel_init": nnx.initializers.xavier_uniform()}
-        init |= {"dtype": dtype, "rngs": rngs}
+        kernel_init = kernel_init or nnx.initializers.xavier_uniform()
+        init: Any = {"kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
         self.inner = Dense(features, hidden, **init)
         self.gate = Dense(features, hidden, **init) if gated else None
         self.outer = Dense(hidden, features, **init)

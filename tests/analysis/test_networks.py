@@ -115,9 +115,9 @@ def dense_block(block, x, variant):
     branch = dense(attention.out, (weights @ value).swapaxes(0, 1).reshape(len(x), 16))
     x = norm(None, branch + variant.skip * x)
     if variant.mlp:
-        hidden = dense(block.inner, x)
+        hidden = dense(block.mlp.inner, x)
         hidden = np.asarray(jax.nn.gelu(jnp.asarray(hidden), approximate=False))
-        x = norm(None, x + dense(block.outer, hidden))
+        x = norm(None, x + dense(block.mlp.outer, hidden))
     return x
 
 

@@ -27,7 +27,7 @@ def test_blocks_are_softmax_attention(masked: bool, is_causal: bool) -> None:
         return out, pullback(cotangent)
 
     expected = both(softmax_attention, implementation="dense")
-    got = both(fused_softmax_attention, implementation="blocks")
+    got = both(fused_softmax_attention)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
 
@@ -37,6 +37,3 @@ def test_the_best_softmax_depends_on_the_machine() -> None:
     assert best_implementation("float32", "gpu") == "blocks"
     assert best_implementation("float32", "tpu") == "blocks"
     assert best_implementation("float32", "cpu") == "blocks"
-    arrays = [jnp.ones((1, 2, 1, 2))] * 3
-    with pytest.raises(ValueError, match=r"implementation: .*got 'cudn'.*'cudnn'"):
-        fused_softmax_attention(*arrays, implementation="cudn")
