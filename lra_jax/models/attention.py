@@ -132,20 +132,25 @@ class MultiHeadAttention(nnx.Module):
     ):
         self.mechanism = registry.resolve(mechanism, "mechanism")
         self.in_features = check_size("in_features", in_features)
-        self.max_length, self.is_causal, self.rotary = max_length, is_causal, rotary
+        self.max_length, self.dtype = max_length, dtype
+        self.own_parameters = own_parameters
         flags = {"is_causal": is_causal, "gate": gate, "local_values": local_values}
         for name, flag in (flags | {"rotary": rotary, "use_bias": use_bias}).items():
             check_flag(name, flag)
+        self.is_causal, self.rotary = is_causal, rotary
+        self.local_values = local_values
         self.short_conv = check_size("short_conv", short_conv, 0)
         if conv_grid is not None:
             check_sides("conv_grid", conv_grid)
         self.conv_grid = conv_grid
-        self.local_values, self.own_parameters = local_values, own_parameters
-        self.dtype = dtype
         options = dict(options or ())
         parts = split_options(self.mechanism, options)
         self.options = Options(*(tuple(part.items()) for part in parts))
         self._set_widths(num_heads, num_kv_heads, qkv_features, options)
+        out_features = out_features or in_features
+        self._make_layers(out_features, use_bias, gate, rngs)
+        self.gates = nnx.Dict(self._gates(options, rngs))
+        self._make_memory(layer, num_layers, use_bias, rngs)
         offered = {
             "max_length": max_length,
             "num_heads": self.num_heads,
@@ -153,33 +158,10 @@ class MultiHeadAttention(nnx.Module):
             "layer": layer,
             "num_layers": num_layers,
         }
-        columns, value_width = self._columns(), self.num_heads * self.value_dim
-        dense: dict[str, Any] = {"use_bias": use_bias, "dtype": dtype}
-        dense |= {"kernel_init": nnx.initializers.xavier_uniform(), "rngs": rngs}
-
-        def project(used: bool, *sizes: int) -> Any:
-            return Dense(*sizes, **dense) if used else None
-
-        uses = self.projections
-        self.query = project("query" in uses, in_features, columns["query"])
-        self.key = project("key" in uses, in_features, columns["key"])
-        self.value = project("value" in uses, in_features, columns["value"])
-        self.out = project("out" in uses, value_width, out_features or in_features)
-        self.convs = nnx.Dict(self._convolutions(rngs))
-        adds = gate and all(one.name != "gate" for one in self.mechanism.gates)
-        # One assignment each: an attribute first set to None cannot become a layer.
-        self.out_norm = HeadNorm(self.num_heads, self.value_dim) if adds else None
-        self.out_gate = project(adds, in_features, value_width)
-        self.gates = nnx.Dict(self._gates(options, rngs))
-        carries = self.mechanism.memory is not None and not is_causal
-        gives = carries and layer < num_layers - 1
-        self.memory_in = project(carries and layer > 0, in_features, columns["query"])
-        self.memory_out = project(gives, value_width, in_features)
-        self.memory_norm: Any = LayerNorm(in_features, dtype=dtype) if gives else None
         self.parameters = nnx.Dict(self._parameters(offered, rngs))
         self.module: Any = self._make_module(offered, rngs)
         self.accepted = registry.accepted_keywords(self.function)
-        self._check(out_features or in_features)
+        self._check(out_features)
 
     def _set_widths(
         self,
@@ -202,11 +184,57 @@ class MultiHeadAttention(nnx.Module):
         self.value_dim = self.head_dim
         make = self.mechanism.make_layout
         if make is not None:
-            taken = keyword_names(make)
-            sizes = {name: x for name, x in options.items() if name in taken}
-            layout = make(self.in_features, **sizes)
+            layout = make(self.in_features, **_taken_by(make, options))
             self.num_heads, self.head_dim, self.value_dim = layout
         self.num_kv_heads = self.num_heads if num_kv_heads is None else num_kv_heads
+
+    def _make_layers(
+        self, out_features: int, use_bias: bool, gate: bool, rngs: nnx.Rngs
+    ) -> None:
+        """The projections that the mechanism uses, convolutions and an output gate."""
+        widths = {
+            "query": self.num_heads * self.head_dim,
+            "key": self.num_kv_heads * self.head_dim,
+            "value": self.num_kv_heads * self.value_dim,
+        }
+        values = self.num_heads * self.value_dim
+        project = self._projector(use_bias, rngs)
+        for name, width in widths.items():
+            setattr(self, name, project(name in self.projections, width))
+        self.out = project("out" in self.projections, out_features, values)
+        form: dict[str, Any] = {"is_causal": self.is_causal, "grid": self.conv_grid}
+        convs = {
+            name: ShortConv(width, self.short_conv, **form, rngs=rngs)
+            for name, width in widths.items()
+            if self.short_conv and name in self.projections
+        }
+        self.convs = nnx.Dict(convs)
+        adds = gate and all(one.name != "gate" for one in self.mechanism.gates)
+        # One assignment each: an attribute first set to None cannot become a layer.
+        self.out_norm = HeadNorm(self.num_heads, self.value_dim) if adds else None
+        self.out_gate = project(adds, values)
+
+    def _make_memory(
+        self, layer: int, num_layers: int, use_bias: bool, rngs: nnx.Rngs
+    ) -> None:
+        """The layers that take the previous layer's memory, and give the next one's."""
+        carries = self.mechanism.memory is not None and not self.is_causal
+        gives = carries and layer < num_layers - 1
+        heads, width = self.num_heads, self.in_features
+        project = self._projector(use_bias, rngs)
+        self.memory_in = project(carries and layer > 0, heads * self.head_dim)
+        self.memory_out = project(gives, width, heads * self.value_dim)
+        self.memory_norm: Any = LayerNorm(width, dtype=self.dtype) if gives else None
+
+    def _projector(self, use_bias: bool, rngs: nnx.Rngs) -> Callable[..., Any]:
+        """Makes a dense layer of a width, or None, if it is not used."""
+        init = nnx.initializers.xavier_uniform()
+        more: dict[str, Any] = {"use_bias": use_bias, "kernel_init": init, "rngs": rngs}
+
+        def project(used: bool, width: int, inputs: int = self.in_features) -> Any:
+            return Dense(inputs, width, dtype=self.dtype, **more) if used else None
+
+        return project
 
     def _check(self, out_features: int) -> None:
         """Refuses what the mechanism cannot do, or would ignore."""
@@ -234,23 +262,42 @@ class MultiHeadAttention(nnx.Module):
                 raise expected("qkv_features", f"{features}, {reason}", width)
 
     def _make_module(self, offered: Mapping[str, Any], rngs: nnx.Rngs) -> Any:
-        """The module, if the mechanism is a user's module, else None.
-
-        Raises:
-          ValueError: it cannot be called with query, key and value.
-        """
+        """The module, if the mechanism is a user's module, else None."""
         make = self.mechanism.make
         if make is None:
             return None
-        taken = keyword_names(make)
-        offered = {**offered, "rngs": rngs}
-        sizes = {name: x for name, x in offered.items() if name in taken}
+        sizes = _taken_by(make, {**offered, "rngs": rngs})
         made = make(**sizes, **dict(self.options.parameters))
         if not isinstance(made, nnx.Module) or not callable(made):
             needed = f"{self.mechanism.name!r} to make an nnx.Module with a __call__"
             raise expected("attention", needed, a_thing(made))
         own.check_call(made, self.mechanism.name)
         return made
+
+    def _gates(
+        self, options: Mapping[str, Any], rngs: nnx.Rngs
+    ) -> dict[str, GateLayer]:
+        widths = {"head": self.head_dim, "value": self.value_dim}
+        sizes = self.in_features, self.num_heads, widths
+        return {
+            gate.name: GateLayer(gate, *sizes, dtype=self.dtype, rngs=rngs)
+            for gate in self.mechanism.gates_with(options)
+        }
+
+    def _parameters(
+        self, offered: Mapping[str, Any], rngs: nnx.Rngs
+    ) -> dict[str, nnx.Variable]:
+        """The mechanism's own arrays."""
+        make = self.mechanism.make_parameters
+        if make is None or not self.own_parameters:
+            return {}
+        sizes = _taken_by(make, {**offered, "dtype": jnp.float32})
+        arrays = make(rngs.params(), **sizes, **dict(self.options.parameters))
+        buffers = self.mechanism.buffers
+        return {
+            name: Buffer(array) if name in buffers else nnx.Param(array)
+            for name, array in arrays.items()
+        }
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -578,47 +625,10 @@ class MultiHeadAttention(nnx.Module):
         heads = self.num_heads if name == "query" else self.num_kv_heads
         return out.reshape(*out.shape[:-1], heads, width)
 
-    def _columns(self) -> dict[str, int]:
-        """Columns of the queries, keys and values of all heads."""
-        return {
-            "query": self.num_heads * self.head_dim,
-            "key": self.num_kv_heads * self.head_dim,
-            "value": self.num_kv_heads * self.value_dim,
-        }
 
-    def _convolutions(self, rngs: nnx.Rngs) -> dict[str, ShortConv]:
-        """One for each projection, if convolutions are enabled."""
-        if not self.short_conv:
-            return {}
-        form: dict[str, Any] = {"is_causal": self.is_causal, "grid": self.conv_grid}
-        return {
-            name: ShortConv(width, self.short_conv, **form, rngs=rngs)
-            for name, width in self._columns().items()
-            if name in self.projections
-        }
-
-    def _gates(
-        self, options: Mapping[str, Any], rngs: nnx.Rngs
-    ) -> dict[str, GateLayer]:
-        widths = {"head": self.head_dim, "value": self.value_dim}
-        sizes = self.in_features, self.num_heads, widths
-        return {
-            gate.name: GateLayer(gate, *sizes, dtype=self.dtype, rngs=rngs)
-            for gate in self.mechanism.gates_with(options)
-        }
-
-    def _parameters(
-        self, offered: Mapping[str, Any], rngs: nnx.Rngs
-    ) -> dict[str, nnx.Variable]:
-        """The mechanism's own arrays."""
-        make = self.mechanism.make_parameters
-        if make is None or not self.own_parameters:
-            return {}
-        taken, offered = keyword_names(make), {**offered, "dtype": jnp.float32}
-        sizes = {name: x for name, x in offered.items() if name in taken}
-        arrays = make(rngs.params(), **sizes, **dict(self.options.parameters))
-        buffers = self.mechanism.buffers
-        return {
-            name: Buffer(array) if name in buffers else nnx.Param(array)
-            for name, array in arrays.items()
-        }
+def _taken_by(
+    function: Callable[..., Any], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Those of the keywords that a function takes."""
+    names = keyword_names(function)
+    return {name: x for name, x in keywords.items() if name in names}

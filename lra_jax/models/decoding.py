@@ -20,7 +20,7 @@ from lra_jax.attention.masking import check_mask
 from lra_jax.errors import expected
 from lra_jax.models import stream
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.encoder import TransformerEncoder, VectorEncoder, normalise
+from lra_jax.models.encoder import TransformerEncoder, VectorEncoder
 from lra_jax.models.inputs import embed_inputs, known_values
 from lra_jax.models.language import CausalLM
 from lra_jax.models.layers import rows_at, take_rows
@@ -132,7 +132,7 @@ def prefill_blocks(
         if isinstance(block.mlp, MultiHeadAttention):
             mlp = functools.partial(attend, block.mlp)
         x = block.add_branches(x, functools.partial(attend, block.attention), mlp)
-    return normalise(encoder.norm, x), after
+    return x if encoder.norm is None else encoder.norm(x), after
 
 
 def step(

@@ -25,7 +25,6 @@ from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
 from lra_jax.models.layers import (
     Dropout,
-    DropPath,
     LayerNorm,
     add_positions,
     at_positions,
@@ -175,7 +174,7 @@ class EncoderBlock(Block):
         self.mlp_norm: Any = None if mlp is None else kind(embed_dim, dtype=dtype)
         self.post_norm = post_norm
         self.dropout = Dropout(dropout)
-        self.drop_path = DropPath(drop_path)
+        self.drop_path = Dropout(drop_path, by_example=True)
         scale = jnp.full((embed_dim,), layer_scale, jnp.float32)
         has_scale = layer_scale > 0 and mlp is not None
         self.scale: Any = nnx.Param(scale) if has_scale else None
@@ -192,11 +191,11 @@ class EncoderBlock(Block):
         parts = [(self.attention_norm, attend)]
         if self.mlp is not None:
             parts += [(self.mlp_norm, lambda x: self.scale_mlp(transform(x)))]
-        training = rngs is not None
+        more: dict[str, Any] = {**rows, "training": rngs is not None}
         for norm, branch in parts:
-            inner = self.apply_norm(norm, x, after=False, training=training, **rows)
+            inner = self.apply_norm(norm, x, after=False, **more)
             x = x + self.drop_path(self.dropout(branch(inner), rngs), rngs)
-            x = self.apply_norm(norm, x, after=True, training=training, **rows)
+            x = self.apply_norm(norm, x, after=True, **more)
         return x
 
     def apply_norm(
@@ -205,15 +204,11 @@ class EncoderBlock(Block):
         x: jax.Array,
         *,
         after: bool,
-        mask: jax.Array | None = None,
-        segment_ids: jax.Array | None = None,
-        training: bool = False,
+        **more: Any,
     ) -> jax.Array:
         """Applies one of the norms if this is its place: ``after`` the sum, or before
-        attention or MLP."""
-        if after != self.post_norm:
-            return x
-        return normalise(norm, x, mask, segment_ids, training)
+        attention or MLP. ``more`` are its mask, segment_ids and training."""
+        return norm(x, **more) if after == self.post_norm else x
 
     def scale_mlp(self, x: jax.Array) -> jax.Array:
         """Applies LayerScale to outputs of the MLP, if the block has it."""
@@ -283,7 +278,9 @@ class VectorEncoder(nnx.Module):
                 x, memory = recompute(call, rngs, x, memory)
             else:
                 x, memory = call(rngs, x, memory)
-        return normalise(self.norm, x, mask, segment_ids, rngs is not None)
+        if self.norm is None:
+            return x
+        return self.norm(x, mask, segment_ids, training=rngs is not None)
 
 
 class TransformerEncoder(VectorEncoder):
@@ -542,21 +539,3 @@ def _make_mlp(config: ModelConfig, index: int, rngs: nnx.Rngs) -> nnx.Module | N
     options = parse_options(config.mlp_options, "--model.mlp_options")
     args = {"config": config.at(index), "rngs": rngs}
     return make_part("mlp", kind, MLPS, args, options)
-
-
-def normalise(
-    norm: LayerNorm | InstanceNorm | BatchNorm | None,
-    x: jax.Array,
-    mask: jax.Array | None = None,
-    segment_ids: jax.Array | None = None,
-    training: bool = False,
-) -> jax.Array:
-    """Applies an encoder's norm, if it has one; one over positions needs to know the
-    real ones, and one over a batch whether it is in training."""
-    if norm is None:
-        return x
-    if isinstance(norm, LayerNorm):
-        return norm(x)
-    if isinstance(norm, InstanceNorm):
-        return norm(x, mask, segment_ids)
-    return norm(x, mask, segment_ids, training=training)

@@ -47,6 +47,8 @@ class InstanceNorm(nnx.Module):
         inputs: jax.Array,
         mask: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
+        *,
+        training: bool = False,
     ) -> jax.Array:
         """`[B, T, features]` to `[B, T, features]`.
 
@@ -55,6 +57,7 @@ class InstanceNorm(nnx.Module):
           mask: boolean `[B, T]`, True at real positions; None = all.
           segment_ids: integers `[B, T]`, the documents of packed rows
             (`lra_jax.attention.packed`); None = one a row.
+          training: ignored; `BatchNorm` needs it.
 
         Returns:
           The normalised sequences, with ``bias`` at padding.

@@ -35,12 +35,6 @@ class Dense(nnx.Linear):
         return out.reshape(*inputs.shape[:-1], self.out_features)
 
 
-def check_dropout(rate: float, name: str = "dropout") -> None:
-    """Raises ``ValueError`` unless a rate of dropout is in [0, 1)."""
-    if not 0 <= rate < 1:
-        raise expected(name, "a rate in [0, 1)", rate)
-
-
 def check_even(name: str, size: int, what: str) -> None:
     """Raises ``ValueError`` if a size is odd."""
     if size % 2:
@@ -98,8 +92,18 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
         self.dtype = dtype
 
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """`[..., features]` to `[..., features]`."""
+    def __call__(
+        self,
+        inputs: jax.Array,
+        mask: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        *,
+        training: bool = False,
+    ) -> jax.Array:
+        """`[..., features]` to `[..., features]`.
+
+        The other arguments are for norms over several positions; here they are ignored.
+        """
         dtype = accumulation_dtype(inputs)
         x, scale, bias = (
             x.astype(dtype) for x in (inputs, self.scale[...], self.bias[...])
@@ -172,38 +176,26 @@ class Dropout(nnx.Module):
     fraction of Threefry's rounds (docs/performance.md). It holds no state and does not
     depend on how the array is laid out over devices, or padded for them.
 
+    With ``by_example`` it zeroes whole examples: stochastic depth, if applied to the
+    branch of a block (Huang et al. 2016, arXiv:1603.09382). Documents that are packed
+    into a row share its fate.
+
     Deviations from ``nnx.Dropout``: the generator; and no mask without ``rngs``.
     """
 
-    def __init__(self, rate: float):
-        check_dropout(rate)
+    def __init__(self, rate: float, *, by_example: bool = False):
+        if not 0 <= rate < 1:
+            raise expected("dropout", "a rate in [0, 1)", rate)
         self.rate = rate
+        self.by_example = by_example
 
     def __call__(self, inputs: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Applies dropout if ``rngs`` is given, else returns ``inputs`` unchanged."""
         if rngs is None or self.rate == 0:
             return inputs
-        keep = ~draw_mask(rngs.dropout(), self.rate, inputs.shape)
-        scale = jnp.asarray(1 / (1 - self.rate), inputs.dtype)
-        return jnp.where(keep, inputs * scale, 0)
-
-
-class DropPath(nnx.Module):
-    """Zeroes whole examples of a branch with probability ``rate``, and rescales the
-    others: stochastic depth (Huang et al. 2016, arXiv:1603.09382).
-
-    Documents that are packed into a row share its fate.
-    """
-
-    def __init__(self, rate: float):
-        check_dropout(rate, "drop_path")
-        self.rate = rate
-
-    def __call__(self, inputs: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """`[B, ...]` to the same shape; unchanged without ``rngs``."""
-        if rngs is None or self.rate == 0:
-            return inputs
-        shape = inputs.shape[0], *(1,) * (inputs.ndim - 1)
+        shape = inputs.shape
+        if self.by_example:
+            shape = shape[0], *(1,) * (inputs.ndim - 1)
         keep = ~draw_mask(rngs.dropout(), self.rate, shape)
         scale = jnp.asarray(1 / (1 - self.rate), inputs.dtype)
         return jnp.where(keep, inputs * scale, 0)

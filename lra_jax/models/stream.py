@@ -10,7 +10,7 @@ continuations, or index its first axis to take a sample out of a batch.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import numpy as np
 
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.attention.masking import check_mask, next_position
-from lra_jax.attention.registry import Mechanism, accepted_keywords
+from lra_jax.attention.registry import accepted_keywords
 from lra_jax.attention.streams import show_shapes
 from lra_jax.errors import expected
 from lra_jax.models.inputs import known_values
@@ -38,31 +38,8 @@ class LayerState(NamedTuple):
     __repr__ = show_shapes
 
 
-class Layer(Protocol):
-    """The parts of a `MultiHeadAttention` that a stream needs."""
-
-    mechanism: Mechanism
-    in_features: int
-    max_length: int | None
-    is_causal: bool
-    rotary: bool
-    short_conv: int
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The non-array keywords of the mechanism."""
-        raise NotImplementedError
-
-    def project(self, inputs: Any, context: Any, query_mask: Any, mask: Any) -> Any:
-        """Queries, keys and values."""
-
-    def make_arrays(self, inputs: jax.Array, context: jax.Array) -> dict[str, Any]:
-        """The gates and the mechanism's own arrays."""
-        raise NotImplementedError
-
-    def finish(self, out: jax.Array, value: jax.Array, inputs: jax.Array) -> Any:
-        """The layer's output, from the mechanism's."""
-
+Layer = Any
+"""A `MultiHeadAttention`, which imports this module."""
 
 # Keywords of the whole form that a prefill need not take.
 _OF_WHOLE = {"is_causal", "max_length", "mask", "query_mask"}
@@ -131,7 +108,7 @@ def prefill(
         x[:, before:] for x in layer.project(inputs, inputs, seen, seen)
     )
     new = inputs[:, before:]
-    keywords = layer.make_arrays(new, new) | layer.keywords
+    keywords: dict[str, Any] = {**layer.make_arrays(new, new), **layer.keywords}
     ends = next_position(mask, batch, length)
     if layer.rotary:
         longest = layer.max_length

@@ -11,7 +11,7 @@ from flax import nnx
 from lra_jax.attention import MECHANISMS
 from lra_jax.models import ModelConfig, SequenceClassifier
 from lra_jax.models.encoder import make_block
-from lra_jax.models.layers import DropPath
+from lra_jax.models.layers import Dropout
 from lra_jax.models.patches import Merge
 
 SIZES: dict[str, Any] = {
@@ -93,7 +93,7 @@ def test_layer_scale_is_a_factor_of_the_mlp_alone():
 
 
 def test_drop_path_leaves_out_whole_examples():
-    drop, x = DropPath(0.25), jnp.ones((4000, 2, 3))
+    drop, x = Dropout(0.25, by_example=True), jnp.ones((4000, 2, 3))
     assert drop(x) is x
     out = np.asarray(drop(x, nnx.Rngs(dropout=0))).reshape(4000, 6)
     assert (out == out[:, :1]).all()
