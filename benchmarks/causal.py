@@ -15,8 +15,8 @@ allocator unchanged, and with the settings of `lra_jax.runtime`. Memory is the g
 the process's resident peak during one run, beyond its inputs.
 
 First, output and gradients of every form are compared with the dense weights of its
-mechanism. Absent forms, and the lengths at which a form was not run, are listed with
-the reason. Peers: pip install attnax torch einops, without their dependencies
+mechanism. Absent forms are listed with the reason; slow ones stop at shorter lengths.
+Peers: pip install attnax torch einops, without their dependencies
 fla-core, flash-linear-attention, linear-attention-transformer with what it imports, and
 pytorch-fast-transformers, which compiles C++ (--no-build-isolation; no nvcc on PATH).
 
@@ -25,6 +25,7 @@ work of the other. A peer takes its arrays in the layout that it prefers, so no
 transposition is counted against it.
 """
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -38,9 +39,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 from common import flags, milliseconds, origin, rotate, write
@@ -52,9 +54,6 @@ HEADS, HEAD_DIM, EPS = 8, 64, 1e-6
 # The passes that are timed, and whether with gradients.
 PASSES = {"forward": False, "forward+backward": True}
 TOLERANCE = 1e-4
-# A case is skipped if one run would take this long and 10 times our own, or this much
-# memory.
-MAX_SECONDS, MAX_MB = 4.0, 8e3
 # A case is repeated --repeats times, or until its runs have taken this long together.
 BUDGET_SECONDS = 1.0
 # A run shorter than this is timed after an untimed one.
@@ -78,7 +77,7 @@ class Form(NamedTuple):
       computes: the mechanism, by its name in `lra_jax.attention`.
       library: "jax" or "torch".
       heads_first: takes `[B, N, T, H]`, not `[B, T, N, H]`.
-      growth: the exponent of the length in its cost.
+      longest: the last length of each pass; more would take seconds or gigabytes.
       exact: computes the causal mechanism; if not, ``title`` says what it leaves out.
     """
 
@@ -88,7 +87,7 @@ class Form(NamedTuple):
     computes: str = "linear"
     library: str = "jax"
     heads_first: bool = False
-    growth: int = 1
+    longest: tuple[int, int] = (65_536, 65_536)
     exact: bool = True
 
 
@@ -213,7 +212,10 @@ FORMS |= {
 }
 FORMS |= {
     "softmax": Form(
-        "softmax, in blocks (ours)", _ours("softmax"), computes="softmax", growth=2
+        "softmax, in blocks (ours)",
+        _ours("softmax"),
+        computes="softmax",
+        longest=(4096, 4096),
     ),
     "attnax": Form("attnax", _attnax, "attnax", heads_first=True),
     "fast_transformers": Form(
@@ -227,10 +229,19 @@ FORMS |= {
         exact=False,
         **_TORCH,
     ),
-    "prefix_sum": Form("prefix sum, jax.numpy", _prefix_sum, "jax"),
-    "jax_softmax": Form("softmax, jax.nn", _jax_softmax, "jax", "softmax", growth=2),
+    "prefix_sum": Form(
+        "prefix sum, jax.numpy", _prefix_sum, "jax", longest=(4096, 1024)
+    ),
+    "jax_softmax": Form(
+        "softmax, jax.nn", _jax_softmax, "jax", "softmax", longest=(4096, 1024)
+    ),
     "torch_softmax": Form(
-        "softmax, torch SDPA", _torch_softmax, "torch", "softmax", growth=2, **_TORCH
+        "softmax, torch SDPA",
+        _torch_softmax,
+        "torch",
+        "softmax",
+        longest=(16_384, 4096),
+        **_TORCH,
     ),
 }
 EVERY = FORMS | {
@@ -255,7 +266,7 @@ def choose(peers: str) -> list[str]:
     return [name for name in FORMS if name not in known or name in names]
 
 
-# What follows, up to `Workers`, runs in the process of a library.
+# What follows, up to `workers`, runs in the process of a library.
 
 
 @functools.cache
@@ -308,19 +319,19 @@ def drop() -> None:
 
 def take_memory(name: str, length: int, gradient: bool) -> Row:
     """The growth of the resident peak during one run, in megabytes, with and without
-    the results, and its seconds; None where the system does not say."""
+    the results; None where the system does not say."""
     run = _prepare(name, length, gradient)
     gc.collect()
-    before, start = _reset_peak(), time.perf_counter()
+    before = _reset_peak()
     results = run()
-    seconds, peak = time.perf_counter() - start, _status("VmHWM")
+    peak = _status("VmHWM")
     size = sum(x.nbytes for x in results)
     del run, results
     drop()
     growth = extra = None
     if before is not None and peak is not None:
         growth, extra = (round((peak - before - x) / 1e6, 1) for x in (0, size))
-    return {"growth_mb": growth, "extra_mb": extra, "seconds": seconds}
+    return {"growth_mb": growth, "extra_mb": extra}
 
 
 def take_outputs(name: str, length: int) -> list[np.ndarray]:
@@ -394,48 +405,31 @@ def _status(name: str) -> int | None:
     return 1024 * int(entry[1]) if entry else None
 
 
-class Workers:
-    """One process for each library, all with the same environment."""
+@contextlib.contextmanager
+def workers(environment: dict[str, str], cache: str) -> Iterator[Callable[..., Any]]:
+    """A function that calls another one, of a form, in a process for each library, all
+    with the same environment."""
+    pools: dict[str, ProcessPoolExecutor] = {}
+    settings = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **environment,
+    }
 
-    def __init__(self, environment: dict[str, str], cache: str):
-        self.environment = {
-            **{k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"},
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": cache,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            **environment,
-        }
-        self.pools: dict[str, ProcessPoolExecutor] = {}
-
-    def run(self, function: Callable[..., Any], name: str, *args: Any) -> Any:
-        """Calls a function of a form in the process of its library."""
+    def run(function: Callable[..., Any], name: str, *args: Any) -> Any:
         library = EVERY[name].library
-        if library not in self.pools:
+        if library not in pools:
             context = multiprocessing.get_context("spawn")
-            self.pools[library] = ProcessPoolExecutor(1, context)
-        before = dict(os.environ)
-        os.environ.clear()
-        os.environ.update(self.environment)  # The first call starts the process.
-        try:
-            return self.pools[library].submit(function, name, *args).result()
-        except BrokenExecutor:
-            self.pools.pop(library)
-            raise
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+            pools[library] = ProcessPoolExecutor(1, context)
+        return pools[library].submit(function, name, *args).result()
 
-    def drop(self) -> None:
-        """Frees what the processes keep."""
-        for pool in self.pools.values():
-            pool.submit(drop).result()
-
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for pool in self.pools.values():
-            pool.shutdown()
+    with mock.patch.dict(os.environ, settings):
+        if "GLIBC_TUNABLES" not in environment:
+            os.environ.pop("GLIBC_TUNABLES", None)
+        yield run
+    for pool in pools.values():
+        pool.shutdown()
 
 
 def _describe(error: Exception) -> str:
@@ -448,16 +442,16 @@ def check(names: list[str], length: int, cache: str) -> dict[str, Row]:
     """Each form's largest error, of output and gradients, relative to their maxima; or
     why it is absent."""
     rows: dict[str, Row] = {}
-    with Workers({}, cache) as workers:
+    with workers({}, cache) as run:
         exact = {
-            name: workers.run(take_outputs, f"dense {name}", length)
+            name: run(take_outputs, f"dense {name}", length)
             for name in dict.fromkeys(FORMS[name].computes for name in names)
         }
         for name in names:
             form = FORMS[name]
             row = rows[name] = {"title": form.title, "exact": form.exact}
             try:
-                arrays = workers.run(take_outputs, name, length)
+                arrays = run(take_outputs, name, length)
             except ImportError as error:
                 row["absent"] = _describe(error)
             else:
@@ -472,68 +466,30 @@ def check(names: list[str], length: int, cache: str) -> dict[str, Row]:
     return rows
 
 
-def expected(figure: float, length: int, longer: int, growth: int) -> float:
-    """Extrapolates a figure measured at one length to a longer one."""
-    return figure * (longer / length) ** growth
-
-
-def refusal(
-    form: Form, length: int, last: Row | None, ours: float | None
-) -> str | None:
-    """Why a form should not run at a length; None if it should.
-
-    Args:
-      form: the form.
-      length: the length.
-      last: its memory row at the previous length.
-      ours: seconds of our linear attention at this length.
-    """
-    if last is None:
-        return None
-    if "stopped" in last:
-        return last["stopped"]
-    seconds = expected(last["seconds"], last["length"], length, form.growth)
-    if seconds > MAX_SECONDS and (ours is None or seconds > 10 * ours):
-        return f"from {length} tokens on: {seconds:.0f} s a run expected"
-    size = expected(last["growth_mb"] or 0, last["length"], length, form.growth)
-    if size > MAX_MB:
-        return f"from {length} tokens on: {size / 1e3:.0f} GB expected"
-    return None
-
-
 def measure_memory(names: list[str], lengths: list[int], cache: str) -> list[Row]:
-    """Runs each case once, in a process for each form; the peak, or why it stopped."""
+    """Runs each case once, in a process for each form; the peak."""
     rows: list[Row] = []
-    seconds: dict[tuple[str, int], float] = {}
     for name in names:
         form = FORMS[name]
-        with Workers(MEASURING, cache) as workers:
-            for which, gradient in PASSES.items():
-                # A first run also loads code.
-                workers.run(take_memory, name, 256, gradient)
-                last = None
+        with workers(MEASURING, cache) as run:
+            for (which, gradient), longest in zip(
+                PASSES.items(), form.longest, strict=True
+            ):
+                run(take_memory, name, 256, gradient)  # Also loads code.
                 for length in lengths:
-                    reason = refusal(form, length, last, seconds.get((which, length)))
-                    answer: Row = {"stopped": reason}
-                    if reason is None:
-                        try:
-                            answer = workers.run(take_memory, name, length, gradient)
-                        except Exception as error:  # The row tells it.
-                            answer = {"stopped": _describe(error)}
-                    if name == "linear" and "seconds" in answer:
-                        seconds[which, length] = answer["seconds"]
-                    last = {"pass": which, "length": length, "form": name, **answer}
-                    rows.append(last)
+                    if length <= longest:
+                        row = {"pass": which, "length": length, "form": name}
+                        rows.append(row | run(take_memory, name, length, gradient))
         print(f"{form.title}: memory measured")
     return rows
 
 
 def measure_times(
-    cases: list[tuple[str, str]], length: int, repeats: int, workers: Workers
+    cases: list[tuple[str, str]], length: int, repeats: int, run: Callable[..., Any]
 ) -> dict[tuple[str, str], list[float]]:
     """The seconds of every run of the cases of one length, in rounds."""
     first = {
-        (name, which): workers.run(take_time, name, length, PASSES[which])
+        (name, which): run(take_time, name, length, PASSES[which])
         for name, which in cases
     }
     times: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
@@ -542,9 +498,7 @@ def measure_times(
             # At least two; the first run shows how long one takes.
             if number < 2 or number * first[name, which] <= BUDGET_SECONDS:
                 warm = first[name, which] < WARM_SECONDS
-                gradient = PASSES[which]
-                runs.append(workers.run(take_time, name, length, gradient, warm))
-    workers.drop()
+                runs.append(run(take_time, name, length, PASSES[which], warm))
     return times
 
 
@@ -554,27 +508,26 @@ def ratio(runs: list[float], ours: list[float]) -> float:
 
 
 def time_all(memory: list[Row], repeats: int, cache: str) -> Iterator[Row]:
-    """The rows of all cases that were not stopped, with both allocators."""
+    """The rows of all cases, with both allocators."""
     cases: dict[int, list[tuple[str, str]]] = {}
     for row in memory:
-        if "stopped" not in row:
-            cases.setdefault(row["length"], []).append((row["form"], row["pass"]))
+        cases.setdefault(row["length"], []).append((row["form"], row["pass"]))
     for allocator, environment in ALLOCATORS.items():
-        with Workers(environment, cache) as workers:
-            for length, members in sorted(cases.items()):
-                times = measure_times(members, length, repeats, workers)
-                for (name, which), seconds in times.items():
-                    row = {
-                        "allocator": allocator,
-                        "pass": which,
-                        "length": length,
-                        "form": name,
-                        **milliseconds(seconds, 2),
-                        "runs": len(seconds),
-                        "ratio": round(ratio(seconds, times["linear", which]), 3),
-                    }
-                    print(*row.values(), flush=True)
-                    yield row
+        for length, members in sorted(cases.items()):
+            with workers(environment, cache) as run:
+                times = measure_times(members, length, repeats, run)
+            for (name, which), seconds in times.items():
+                row = {
+                    "allocator": allocator,
+                    "pass": which,
+                    "length": length,
+                    "form": name,
+                    **milliseconds(seconds, 2),
+                    "runs": len(seconds),
+                    "ratio": round(ratio(seconds, times["linear", which]), 3),
+                }
+                print(*row.values(), flush=True)
+                yield row
 
 
 def draw(report: Row) -> Any:

@@ -44,8 +44,9 @@ def fused_softmax_attention(
       ValueError: shapes, dtypes or the mask do not fit.
     """
     if best_implementation(query.dtype) == "blocks":
-        blocks = {"implementation": "blocks"}
-        return softmax_attention(query, key, value, mask, is_causal, **blocks)
+        return softmax_attention(
+            query, key, value, mask, is_causal, implementation="blocks"
+        )
     inputs.check_inputs(query, key, value, is_causal)
     mask = masking.padding_mask(mask, query.shape[0], key.shape[1])
     lengths = None if mask is None else mask.sum(1, dtype=jnp.int32)
