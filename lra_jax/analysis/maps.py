@@ -2,9 +2,10 @@
 receives; for Flow-Attention also competition and allocation.
 
 A nested expression is drawn as its tree, an image as an image, anything else as its
-tokens: characters, words or ids.
+tokens: characters, words, ids, or the steps of a series or an episode.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -87,9 +88,9 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     calls = capture_attention(saved.model, lambda: saved.run(batch))
     call = call_of(calls, layer)
     matrix = call.weights()[0].astype(np.float64)
-    name = saved.dataset.sequences[0]
-    length = _length(batch, name)
-    tokens = batch[name][0, :length]
+    name, parts = saved.dataset.sequences[0], saved.dataset.step_parts
+    length = _length(batch, name) * max(len(parts), 1)
+    tokens = batch.get(name, np.arange(length)[None])[0, :length]
     config = saved.model.encoder.config
     per_block = len(calls) // config.num_layers  # Two where a second one is the MLP.
     config = config.at((layer - 1) // per_block)
@@ -108,9 +109,10 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
         for name in ("competition", "allocation"):
             flows[name] = np.asarray(getattr(terms, name))[0, front:end].T
     classes: dict[str, Any] = {}
-    if batch["labels"].ndim == 1:
+    labels = batch.get("labels", np.zeros((1, 0)))
+    if labels.ndim == 1 and labels.dtype.kind != "f":
         arrays = (jnp.asarray(batch[name]) for name in saved.model.INPUTS)
-        classes["label"] = int(batch["labels"][0])
+        classes["label"] = int(labels[0])
         classes["prediction"] = int(saved.model(*arrays)[0].argmax())
     return Maps(layer, weights, received, tokens, **flows, **classes)
 
@@ -161,12 +163,23 @@ def maps_section(maps: Maps, saved: Any, title: str) -> Section:
 
 
 def _kinds(maps: Maps, saved: Any) -> list[str]:
-    """The kind of each position; those of an image are thirds of it."""
-    if saved.dataset.image_shape is not None:
-        thirds = np.arange(maps.received.shape[-1]) * 3 // maps.received.shape[-1]
-        return [("upper third", "middle", "lower third")[n] for n in thirds]
-    decode = saved.dataset.decode or saved.task.decode
-    return token_kinds(split_words(maps.tokens, decode))
+    """The kind of each position; those of an image or of a series are its thirds."""
+    size, parts = maps.received.shape[-1], saved.dataset.step_parts
+    if len(parts) > 1:
+        return list(itertools.islice(itertools.cycle(parts), size))
+    if saved.dataset.image_shape is None and not parts:
+        return token_kinds(_words(maps, saved))
+    ends = ("first", "last") if parts else ("upper", "lower")
+    thirds = f"{ends[0]} third", "middle", f"{ends[1]} third"
+    return [thirds[number * 3 // size] for number in range(size)]
+
+
+def _words(maps: Maps, saved: Any) -> list[str]:
+    parts = saved.dataset.step_parts
+    if not parts:
+        return split_words(maps.tokens, saved.dataset.decode or saved.task.decode)
+    steps = range(maps.received.shape[-1])
+    return [f"{parts[n % len(parts)]} {n // len(parts)}" for n in steps]
 
 
 def _matrices(maps: Maps) -> Chart:
@@ -265,8 +278,7 @@ def _example(score: Score, maps: Maps, saved: Any) -> Chart:
     elif saved.task.tree is not None:
         chart = draw_tree(saved.task.tree(maps.tokens), score)
     else:
-        words = split_words(maps.tokens, saved.dataset.decode or saved.task.decode)
-        chart = draw_text(words, score)
+        chart = draw_text(_words(maps, saved), score)
     caption = f"The example{about}, shaded by the {score.meaning}."
     data = {"values": score.values, "tokens": maps.tokens}
     return chart._replace(caption=caption, data=data)

@@ -40,7 +40,7 @@ class ControlDataset(SequenceDataset):
       ValueError: fewer than three episodes.
     """
 
-    metric = "return"
+    metric, step_parts = "return", ("return", "state", "action")
 
     def __init__(
         self,
@@ -85,6 +85,13 @@ class ControlDataset(SequenceDataset):
         }
         self._lengths = {x: 3 * w[1].astype(np.int32) for x, w in self._windows.items()}
         self._labels = {x: np.zeros((len(y), 0), int) for x, y in self._lengths.items()}
+        self.raw = {
+            "kind": "vectors",
+            "mean": self.mean.tolist(),
+            "deviation": self.deviation.tolist(),
+            "return_scale": returns / environment.scale,
+            "target": target,
+        }
         self._sources = {
             x: Rows(len(lengths), functools.partial(self._states_of, x))
             for x, lengths in self._lengths.items()

@@ -70,6 +70,7 @@ class SequenceDataset:
       several: whether an example has any number of the classes.
       max_length: no sequence is longer than this.
       image_shape: rows and columns, if a sequence is an image; else None.
+      step_parts: names of the tokens of a step, where tokens are real vectors.
       raw: how raw examples become tokens, if that depends on the data; else None.
       decode: ``(tokens) -> str``, if that also depends on the data; else None.
       fingerprint: a hash of every example in order: equal for equal data.
@@ -88,6 +89,7 @@ class SequenceDataset:
     token_dtype: np.dtype = np.dtype(np.uint8)
     image_shape: tuple[int, int] | None = None
     token_shape: tuple[int, ...] = ()
+    step_parts: tuple[str, ...] = ()
     raw: dict[str, Any] | None = None
     decode: Callable[[np.ndarray], str] | None = None
     classes: Sequence[str] | None = None

@@ -36,6 +36,8 @@ class SeriesDataset(SequenceDataset):
       ValueError: fewer than two classes.
     """
 
+    step_parts = ("step",)
+
     def __init__(
         self,
         name: str,

@@ -31,6 +31,7 @@ from lra_jax.models import arrays
 from lra_jax.models.attention import Buffer
 from lra_jax.models.classifier import SequenceClassifier
 from lra_jax.models.config import ModelConfig, parse_options
+from lra_jax.models.decision import DecisionTransformer
 from lra_jax.models.language import CausalLM, LanguageModel, MaskedLM
 from lra_jax.models.matching import MatchingClassifier
 from lra_jax.models.raw import IDS, Raw, Read, check_raw, reader
@@ -48,6 +49,7 @@ _KINDS: dict[str, Any] = {
         MaskedLM,
         TokenClassifier,
         AutoEncoder,
+        DecisionTransformer,
     )
 }
 # Settings of an encoder that earlier versions saved under another name.
@@ -96,6 +98,9 @@ class Saved:
         Raises:
           ValueError: the model cannot read them, or its vocabulary lacks some ids.
         """
+        if isinstance(self.model, DecisionTransformer):
+            needed = "one of a classifier or a language model"
+            raise expected("model", needed, "a DecisionTransformer, which acts by step")
         several = isinstance(examples, Sequence | np.ndarray)
         if not several or isinstance(examples, str | bytes) or not len(examples):
             needed = "a list of at least one example"
@@ -199,7 +204,8 @@ def save(
 
     Args:
       file: ``NAME.safetensors``.
-      model: one of this package's classifiers or language models.
+      model: one of this package's classifiers or language models, or a
+        `DecisionTransformer`.
       raw: how raw examples become tokens, for `Saved.predict`.
       about: further JSON values, available as `Saved.about`.
 
@@ -410,7 +416,7 @@ def _spell(spec: Any) -> str:
 
 
 def own_sizes(model: Any) -> dict[str, int]:
-    """The sizes of a model's vocabulary and of its classes.
+    """The sizes of a model that its config does not have, such as the vocabulary's.
 
     Raises:
       ValueError: it is not one of this package's models.
@@ -420,6 +426,10 @@ def own_sizes(model: Any) -> dict[str, int]:
         if isinstance(model, Saved):
             got += ", whose attribute `model` is one"
         raise expected("model", f"one of {', '.join(_KINDS)}", got)
+    if isinstance(model, DecisionTransformer):
+        widths = {"state_dim": model.states, "action_dim": model.actions}
+        sizes = {name: layer.in_features for name, layer in widths.items()}
+        return sizes | {"horizon": len(model.times[...])}
     sizes = {"vocab_size": model.encoder.vocab_size}
     if not isinstance(model, LanguageModel):  # Its classes are its vocabulary.
         sizes["num_classes"] = model.num_classes

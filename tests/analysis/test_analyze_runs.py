@@ -190,7 +190,7 @@ def test_trees_have_their_arguments_below_them():
 
 
 class Dataset:
-    decode, classes, num_classes = None, None, 10
+    decode, classes, num_classes, step_parts = None, None, 10, ()
 
     def __init__(self, image_shape):
         self.image_shape = image_shape
@@ -200,6 +200,35 @@ class Saved:
     def __init__(self, task, image_shape):
         self.dataset = Dataset(image_shape)
         self.task = get_task(task)
+
+
+@pytest.mark.parametrize(
+    ("task", "parts"),
+    [("series", ["step"]), ("control", ["return", "state", "action"])],
+)
+def test_maps_of_steps(task, parts, tmp_path):
+    """The tokens of real vectors are named after their step, and so are the kinds."""
+    data: dict[str, Any] = {"dir": str(tmp_path), "episodes": 3, "context": 4}
+    if task == "series":
+        values, numbers = np.ones((6, 5, 2)), np.arange(6) / 2
+        arrays = {"values": values, "labels": numbers}
+        splits = ("train", "valid", "test")
+        kept = {f"{x}_{name}": y for x in splits for name, y in arrays.items()}
+        np.savez(tmp_path / "a.npz", **kept)
+        data = {"path": str(tmp_path / "a.npz")}
+    config = get_preset(task, attention="flow").replace(model=SMALL, data=data)
+    known = get_task(task)
+    dataset = known.prepare(config.data)
+    model = known.make_model(config, dataset, nnx.Rngs(0))
+    saved = SavedRun(config, known, dataset, model, 0)
+    batch = saved.examples([0])
+    maps = example_maps(saved, batch, 1)
+    length = int(batch["lengths"][0]) * len(parts)
+    assert maps.weights.shape == (2, length, length) and maps.label is None
+    section = maps_section(maps, saved, "an example")
+    (flow,) = (part for part in section.parts if part.name == "map-flow")
+    thirds = ["first third", "first third", "middle", "middle", "last third"]
+    assert flow.data["kinds"] == (parts * 4 if task == "control" else thirds)
 
 
 @pytest.mark.parametrize(("task", "shape"), [("pathfinder", (4, 4)), ("text", None)])

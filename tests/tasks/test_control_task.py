@@ -12,6 +12,7 @@ from lra_jax import evaluate, report, train
 from lra_jax.configs import get_preset
 from lra_jax.data import control
 from lra_jax.data.environments import Pendulum, play
+from lra_jax.models import load
 from lra_jax.tasks import acting, get_task
 from lra_jax.training.restore import load_run
 
@@ -59,6 +60,20 @@ def act_in(dataset, model, count=3):
     return play(dataset.environment, act, range(count))
 
 
+def check_saved(workdir):
+    """A finished run's model acts alone as it does with the run's data and task."""
+    run, saved = load_run(workdir), load(workdir)
+    window = run.dataset.batch("train", np.arange(2))
+    states = window["states"] * saved.raw["deviation"] + saved.raw["mean"]
+    np.testing.assert_allclose(run.dataset.standardise(states), window["states"], 1e-4)
+    arrays = [jnp.asarray(window[name]) for name in saved.model.INPUTS]
+    np.testing.assert_array_equal(saved.model(*arrays), run.model(*arrays))
+    assert saved.raw["target"] == run.dataset.references[1]
+    assert saved.raw["return_scale"] == 1 / 300
+    with pytest.raises(ValueError, match=r"^model: .* which acts by step"):
+        saved.predict([window["states"][0]])
+
+
 def test_a_run_is_scored_by_acting(config, tmp_path, capsys):
     run = config(context=100)
     result = train.run(run)
@@ -71,6 +86,7 @@ def test_a_run_is_scored_by_acting(config, tmp_path, capsys):
     assert result["test_loss_last"] < 1.5 and result["validation"] == "holdout"
     scored = evaluate.run(evaluate.EvaluateConfig(run.workdir, checkpoint="last"))
     assert scored["raw_return"] == pytest.approx(result["test_raw_return_last"])
+    check_saved(run.workdir)
     report.main([str(tmp_path), f"--out={tmp_path / 'report'}"])
     assert "control, raw return" in (tmp_path / "report" / "report.md").read_text()
     wrong = evaluate.EvaluateConfig(run.workdir, predictions=str(tmp_path / "x"))
