@@ -6,29 +6,16 @@ import jax
 
 from lra_jax.attention import inputs
 
-
-def _slow_decay(x: jax.Array) -> jax.Array:
-    """``log(sigmoid(x)^(1/16))``, the decay of gated linear attention."""
-    return jax.nn.log_sigmoid(x) / 16
-
-
-def _softplus_decay(x: jax.Array) -> jax.Array:
-    """``-log(1 + e^x)``, the logarithm of a decay."""
-    return -jax.nn.softplus(x)
-
-
-def _small_angle(x: jax.Array) -> jax.Array:
-    """``0.3 x`` radians: a state that rotates little at first keeps its past."""
-    return 0.3 * x
-
-
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "log_sigmoid": jax.nn.log_sigmoid,
     "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid,
-    "slow_decay": _slow_decay,
-    "small_angle": _small_angle,
-    "softplus_decay": _softplus_decay,
+    # log(sigmoid(x)^(1/16)), the decay of gated linear attention.
+    "slow_decay": lambda x: jax.nn.log_sigmoid(x) / 16,
+    # Radians: a state that rotates little at first keeps its past.
+    "small_angle": lambda x: 0.3 * x,
+    # -log(1 + e^x), the logarithm of a decay.
+    "softplus_decay": lambda x: -jax.nn.softplus(x),
 }
 
 

@@ -7,7 +7,7 @@ normalising over the keys.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +22,10 @@ BUCKETS = 32
 _FARTHEST = 128
 
 
-class Layout(NamedTuple):
-    """The widths of a layer's heads."""
-
-    num_heads: int
-    head_dim: int  # of z, and so of queries and keys
-    value_dim: int  # of values, gates and outputs
-
-
-def layout(in_features: int, *, query_dim: int = 128, expansion: float = 2) -> Layout:
-    """The paper's widths for the single head of a unit.
+def layout(
+    in_features: int, *, query_dim: int = 128, expansion: float = 2
+) -> tuple[int, int, int]:
+    """One head, the paper's width of its queries and keys, and that of its values.
 
     Args:
       in_features: D, the width of the layer's input.
@@ -46,7 +40,7 @@ def layout(in_features: int, *, query_dim: int = 128, expansion: float = 2) -> L
     if width != int(width):
         needed = f"a number whose product with the width {in_features} is an int"
         raise expected("expansion", needed, f"{expansion!r}")
-    return Layout(1, inputs.check_size("query_dim", query_dim), int(width))
+    return 1, inputs.check_size("query_dim", query_dim), int(width)
 
 
 def parameters(

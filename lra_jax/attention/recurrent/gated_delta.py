@@ -73,8 +73,6 @@ def run(
 ) -> tuple[jax.Array, Any]:
     """The rule with and without decay and gate."""
     inputs.refuse_without_gates(call.deterministic, mechanism, beta, log_decay, gate)
-    inputs.check_self(call.query, call.key, "delta-rule")
-    feature_maps.check_norm(norm)
     inputs.check_number("beta_range", beta_range)
     if beta_range > 2:
         raise expected("beta_range", "a number in (0, 2]", beta_range)
@@ -83,22 +81,23 @@ def run(
     query, key, phi = feature_maps.apply_custom(
         call.query, call.key, feature_map, call.dtype, call.mask
     )
-    call = call.replace(query=query, key=key)
     # One head for all, of the value's sharding.
     share = jnp.ones_like(call.value[:, :, :1, 0], call.dtype) if beta is None else beta
     options = feature_maps.Options(phi, call.dtype, call.precision)
-    out, sums = recurrence.recur(
-        call,
+    return recurrence.run(
+        call.replace(query=query, key=key),
         engine.Form(_prepare, _segment, options),
+        kind,
         log_decay=log_decay,
         beta=share * beta_range,
+        gate=gate,
+        norm=norm,
+        eps=eps,
         mechanism=mechanism,
         chunking=engine.Chunking(64, 64),
         feature_map=phi,
-        eps=_EPS,
+        unit_eps=_EPS,
     )
-    state = kind(sums, call.next_position) if call.streams else None
-    return recurrence.finish(call, out, gate, norm, eps), state
 
 
 @attention_of(run)

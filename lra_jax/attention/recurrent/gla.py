@@ -55,21 +55,21 @@ def _run(
     eps: float,
 ) -> tuple[jax.Array, GlaState]:
     inputs.refuse_without_gates(call.deterministic, "gla", log_decay, gate)
-    inputs.check_self(call.query, call.key, "gla")
-    feature_maps.check_norm(norm)
     width = call.query.shape[3]
     recurrence.check_gate("log_decay", log_decay, call.query, width)
     options = feature_maps.Options("identity", call.dtype, call.precision)
-    out, sums = recurrence.recur(
+    return recurrence.run(
         call,
         engine.Form(_prepare, _segment, options),
+        GlaState,
         log_decay=log_decay,
+        gate=gate,
+        norm=norm,
+        eps=eps,
         mechanism="gla",
         # Short chunks, because pairs are computed for each column separately.
         chunking=engine.Chunking(chunk=16),
     )
-    state: Any = GlaState(sums, call.next_position) if call.streams else None
-    return recurrence.finish(call, out, gate, norm, eps), state
 
 
 @attention_of(_run)
@@ -149,8 +149,9 @@ def _prepare(
         masking.by_head(x, heads, tables.mask, dtype)
         for x in (arrays.key, arrays.value)
     )
-    fade = jnp.zeros_like(key)
-    if arrays.log_decay is not None:
+    if arrays.log_decay is None:
+        fade = jnp.zeros_like(key)
+    else:
         fade = masking.by_head(arrays.log_decay, heads, tables.mask, dtype)
     return query, key, value, fades.bound(fade)
 

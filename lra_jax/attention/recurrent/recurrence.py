@@ -16,7 +16,7 @@ these mechanisms need it for classification.
 Hidden positions do not change the state.
 """
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,52 +45,61 @@ class RecurrentState(NamedTuple):
     __repr__ = streams.show_shapes
 
 
-def recur(
+def run(
     call: Call,
     form: engine.Form,
+    kind: type[RecurrentState],
     *,
     log_decay: jax.Array | None = None,
     beta: jax.Array | None = None,
+    gate: jax.Array | None,
+    norm: str | None,
+    eps: float,
     mechanism: str,
     chunking: engine.Chunking,
     feature_map: str | None = None,
-    eps: float = 0.0,
-) -> tuple[jax.Array, Memory]:
-    """Runs a recurrence over a sequence, or from both ends.
+    unit_eps: float = 0.0,
+) -> tuple[jax.Array, Any]:
+    """Runs a recurrence over a sequence, or from both ends; then norm and gate.
 
     Args:
       call: the arguments.
       form: the mechanism, of this name in the registry.
-      log_decay, beta: as passed by the caller.
+      kind: the class of its state.
+      log_decay, beta, gate, norm, eps: as passed by the caller.
       chunking: how the sequence is cut if the caller does not say.
       feature_map: phi of queries and keys that are divided by their length, to whose
-        square ``eps`` is added; None = neither.
+        square ``unit_eps`` is added; None = neither.
 
     Returns:
-      `[B, T, N, Hv]` in the dtype of the sums; and if causal, by XLA, the sums after
-      the last real position, otherwise None.
+      The output of the mechanism, and of a stream its state.
     """
-    target = call.choose(mechanism)
-    if target is not None:
+    inputs.check_self(call.query, call.key, mechanism)
+    feature_maps.check_norm(norm)
+    sums: Any = None
+    if (target := call.choose(mechanism)) is not None:
         out = kernels.attend_recurrent(
             target,
             _kernel_inputs(call, log_decay, beta),
             is_causal=call.is_causal,
             feature_map=feature_map and feature_maps.for_kernels(feature_map),
-            eps=eps,
+            eps=unit_eps,
         )
-        return out, cast(Any, None)
-    arrays = call.arrays._replace(log_decay=log_decay, beta=beta)
-    zeros = engine.nothing(arrays, call.dtype)[..., None, None]
-    shape = 1, 1, call.query.shape[-1], call.value.shape[-1]
-    start = Memory(zeros + jnp.zeros(shape, call.dtype))
-    rest: dict[str, Any] = {"chunking": call.chunking or chunking, "dtype": call.dtype}
-    if not call.is_causal:
-        until, after = from_both_ends(form, start, arrays, call.tables(), **rest)
-        return until + after, cast(Any, None)
-    start = streams.check_sums(call.sums, start)
-    out, sums = engine.run(form, start, arrays, call.tables(), **rest)
-    return out, sums
+    else:
+        arrays = call.arrays._replace(log_decay=log_decay, beta=beta)
+        zeros = engine.nothing(arrays, call.dtype)[..., None, None]
+        shape = 1, 1, call.query.shape[-1], call.value.shape[-1]
+        start = Memory(zeros + jnp.zeros(shape, call.dtype))
+        cut = {"chunking": call.chunking or chunking, "dtype": call.dtype}
+        if call.is_causal:
+            start = streams.check_sums(call.sums, start)
+            out, sums = engine.run(form, start, arrays, call.tables(), **cut)
+        else:
+            until, after = from_both_ends(form, start, arrays, call.tables(), **cut)
+            out = until + after
+    out = feature_maps.normalise(out, norm, (3,), eps)
+    out = call.finish(apply_gate(out, gate, call.mask))
+    return out, kind(sums, call.next_position) if call.streams else None
 
 
 def _kernel_inputs(
@@ -142,14 +151,6 @@ def _numbers(
     """`[B, T, n]` -> `[B, T, N]`, zero where hidden."""
     hidden = masking.hide(gate[..., None], mask).astype(dtype)
     return inputs.match_heads(hidden, num_heads)[..., 0]
-
-
-def finish(
-    call: Call, out: jax.Array, gate: jax.Array | None, norm: str | None, eps: float
-) -> jax.Array:
-    """Applies norm and gate to `[B, T, N, Hv]`."""
-    out = feature_maps.normalise(out, norm, (3,), eps)
-    return call.finish(apply_gate(out, gate, call.mask))
 
 
 def apply_gate(
