@@ -66,10 +66,9 @@ def run(
     log_decay: jax.Array | None = None,
     gate: jax.Array | None = None,
     feature_map: feature_maps.FeatureMap,
-    norm: str | None,
-    eps: float,
     mechanism: str = "gated_delta",
     kind: type[recurrence.RecurrentState] = GatedDeltaState,
+    **of_output: Any,
 ) -> tuple[jax.Array, Any]:
     """The rule with and without decay and gate."""
     inputs.refuse_without_gates(call.deterministic, mechanism, beta, log_decay, gate)
@@ -91,12 +90,11 @@ def run(
         log_decay=log_decay,
         beta=share * beta_range,
         gate=gate,
-        norm=norm,
-        eps=eps,
         mechanism=mechanism,
         chunking=engine.Chunking(64, 64),
         feature_map=phi,
         unit_eps=_EPS,
+        **of_output,
     )
 
 

@@ -51,8 +51,7 @@ def _run(
     *,
     log_decay: jax.Array | None,
     gate: jax.Array | None,
-    norm: str | None,
-    eps: float,
+    **of_output: Any,
 ) -> tuple[jax.Array, GlaState]:
     inputs.refuse_without_gates(call.deterministic, "gla", log_decay, gate)
     width = call.query.shape[3]
@@ -64,11 +63,10 @@ def _run(
         GlaState,
         log_decay=log_decay,
         gate=gate,
-        norm=norm,
-        eps=eps,
         mechanism="gla",
         # Short chunks, because pairs are computed for each column separately.
         chunking=engine.Chunking(chunk=16),
+        **of_output,
     )
 
 

@@ -16,9 +16,9 @@ Cost: O(T W (H + Hv)) time and O(T W) memory for W = (7 + R) C, by gathered bloc
 The draws are a hash of seed, head, block and count: the same on every machine, without
 any state. The last block and the range of the draws follow each sample's real length,
 so padding on the right is exact. Deviations: the authors' code needs lengths divisible
-by C and masks by adding -1e4; here the last block may be short. That and the arena's
-code draw from the first 1,024 positions only, and the arena's draws differ from layer
-to layer.
+by C and masks by adding -1e4; here the last block may be short. Their code and the
+arena's draw from the first 1,024 positions only, and the arena's draws differ from
+layer to layer.
 """
 
 from typing import Any
@@ -113,15 +113,12 @@ class _Blocks:
         for number in range(self.num_random):
             # Floyd's algorithm for drawing distinct numbers below `free`.
             top = free - self.num_random + number
-            drawn = _hash(self.seed, head, row, number)
-            drawn = (drawn % jnp.maximum(top + 1, 1).astype(jnp.uint32)).astype(
-                jnp.int32
-            )
+            choices = jnp.maximum(top + 1, 1).astype(jnp.uint32)
+            drawn = _hash(self.seed, head, row, number) % choices
+            drawn = drawn.astype(jnp.int32)
             for earlier in picks:
                 drawn = jnp.where(drawn == earlier, top, drawn)
             picks.append(jnp.where(free > self.num_random, drawn, number))
-        if not picks:
-            return jnp.zeros((*free.shape, 0), jnp.int32)
         table = jnp.stack(picks, -1)
         chosen = 1 + table + jnp.where(1 + table >= begin[..., None], gap[..., None], 0)
         return jnp.where(table < free[..., None], chosen, -1)

@@ -208,7 +208,9 @@ def _compute(
         return _permute(x, order, back).reshape(batch, -1, length, x.shape[-1])
 
     def unsort(x: jax.Array) -> jax.Array:
-        x = x.reshape(batch, heads, rounds.count, -1, x.shape[-1])
+        # In two steps, of which each splits or joins axes, for sharded arrays.
+        x = x.reshape(*x.shape[:2], -1, x.shape[-1])
+        x = x.reshape(batch, heads, rounds.count, *x.shape[2:])
         return _permute(x[:, :, :, :length], back, order)
 
     # Position, own bucket, and the codes of all rounds.
