@@ -478,7 +478,7 @@ def language(name: str) -> str:
 
 
 def acting() -> str:
-    """The measurements of `acting.py`."""
+    """How fast a decision transformer acts."""
     report = read("acting.json")
     columns: dict[str, Column] = {
         "attention": lambda row: row[0],
@@ -493,7 +493,7 @@ def acting() -> str:
         "Milliseconds of a step of 10 episodes at once, preset official (3 blocks, 256 "
         f"wide), episodes of {report['steps']:,} steps, a context of "
         f"{report['context']}; the softmax stream looks at a table of 3,000 keys. "
-        f"{_machines([report])}, with other work on both; `{report['command']}`."
+        f"{_machines([report])}, with other work on both; `results/acting.json`."
     )
     return table(columns, report["mechanisms"].items(), note)
 
