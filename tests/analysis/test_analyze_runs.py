@@ -225,8 +225,8 @@ def test_maps_of_steps(task, parts, tmp_path):
     maps = example_maps(saved, batch, 1)
     length = int(batch["lengths"][0]) * len(parts)
     assert maps.weights.shape == (2, length, length) and maps.label is None
-    section = maps_section(maps, saved, "an example")
-    (flow,) = (part for part in section.parts if part.name == "map-flow")
+    charts: Any = maps_section(maps, saved, "an example").parts
+    (flow,) = (part for part in charts if part.name == "map-flow")
     thirds = ["first third", "first third", "middle", "middle", "last third"]
     assert flow.data["kinds"] == (parts * 4 if task == "control" else thirds)
 

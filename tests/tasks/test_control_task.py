@@ -63,12 +63,13 @@ def act_in(dataset, model, count=3):
 def check_saved(workdir):
     """A finished run's model acts alone as it does with the run's data and task."""
     run, saved = load_run(workdir), load(workdir)
-    window = run.dataset.batch("train", np.arange(2))
+    dataset: Any = run.dataset
+    window = dataset.batch("train", np.arange(2))
     states = window["states"] * saved.raw["deviation"] + saved.raw["mean"]
-    np.testing.assert_allclose(run.dataset.standardise(states), window["states"], 1e-4)
+    np.testing.assert_allclose(dataset.standardise(states), window["states"], 1e-4)
     arrays = [jnp.asarray(window[name]) for name in saved.model.INPUTS]
     np.testing.assert_array_equal(saved.model(*arrays), run.model(*arrays))
-    assert saved.raw["target"] == run.dataset.references[1]
+    assert saved.raw["target"] == dataset.references[1]
     assert saved.raw["return_scale"] == 1 / 300
     with pytest.raises(ValueError, match=r"^model: .* which acts by step"):
         saved.predict([window["states"][0]])
