@@ -89,26 +89,21 @@ def _check(
     arrays: Mapping[str, np.ndarray], environment: Environment
 ) -> dict[str, np.ndarray]:
     """The arrays of whole episodes, with both references; refuses others."""
+    count = len(np.atleast_1d(arrays.get("observations", ())))
+    widths = {"observations": environment.state_dim, "actions": environment.action_dim}
     for name in _ARRAYS:
-        if name not in arrays:
-            raise expected(name, "an array", "none")
-    count = len(arrays["observations"]) if arrays["observations"].ndim else 0
-    widths = {
-        "observations": (environment.state_dim,),
-        "actions": (environment.action_dim,),
-    }
-    for name in _ARRAYS:
-        array = arrays[name]
-        shape = (count, *widths.get(name, ()))
+        array = arrays.get(name, np.empty(()))
+        shape = [count, *([widths[name]] if name in widths else [])]
         kinds = "b" if name in ("terminals", "timeouts") else "fiu"
-        if array.shape != shape or array.dtype.kind not in kinds:
-            kind = "booleans" if kinds == "b" else "numbers"
-            got = f"{array.dtype}{list(array.shape)}"
-            raise expected(name, f"{kind} {list(shape)} of this environment", got)
-        if not np.abs(array).max(initial=0) < 1e30:
-            raise expected(name, "finite numbers", "others")
-    if np.abs(arrays["actions"]).max(initial=0) > 1:
-        raise expected("actions", "numbers from -1 to 1", "others")
+        if list(array.shape) != shape or array.dtype.kind not in kinds:
+            needed = f"{'booleans' if kinds == 'b' else 'numbers'} {shape}"
+            got = f"{array.dtype}{list(array.shape)}" if name in arrays else "none"
+            raise expected(name, f"{needed} of this environment", got)
+        most, needed = 1e30, "finite numbers"
+        if name == "actions":
+            most, needed = 1, "numbers from -1 to 1"
+        if not np.abs(array).max(initial=0) <= most:
+            raise expected(name, needed, "others")
     ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
     longest = int(np.diff(ends, prepend=0).max(initial=0))
     if not 0 < longest <= environment.horizon:
@@ -161,7 +156,8 @@ def make(
 def _play_all(name: str, count: int, seed: int) -> dict[str, dict[str, np.ndarray]]:
     """The arrays of each file."""
     environment = environments.make(name)
-    policies = environments.search(environment, environments.SEARCHES[name], seed)
+    settings = environments.SEARCHES[name]
+    weights, found = environments.search(environment, settings, seed)
     rng = np.random.default_rng((seed, 1))
     seeds = rng.integers(2**31, size=max(count, _MEASURED)).tolist()
     shape = environment.action_dim
@@ -178,11 +174,10 @@ def _play_all(name: str, count: int, seed: int) -> dict[str, dict[str, np.ndarra
     def uniform(step: int, states: np.ndarray, rewards: np.ndarray) -> np.ndarray:
         return rng.uniform(-1, 1, (len(states), shape))
 
-    weights = policies.weights
     drawn = environments.play(environment, uniform, seeds[:count])
-    low, best = drawn.returns.mean(), weights[policies.returns.argmax()]
+    low, best = drawn.returns.mean(), weights[found.argmax()]
     high = play(np.stack([best] * _MEASURED), 0.0).returns.mean()
-    half = int((policies.returns >= (low + policies.returns.max()) / 2).argmax())
+    half = int((found >= (low + found.max()) / 2).argmax())
     stages = {
         "random": drawn,
         "medium": play(np.stack([weights[half]] * count), _NOISE),

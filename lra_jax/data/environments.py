@@ -12,9 +12,8 @@ count, divided by the deviation of their returns, and states are standardised.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,7 @@ Act = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 """``(step, states [n, S], last rewards [n]) -> actions [n, A]``, from -1 to 1."""
 
 
-class Environment(Protocol):
+class Environment:
     """Episodes that advance together.
 
     Attributes:
@@ -41,9 +40,9 @@ class Environment(Protocol):
     action_dim: int
     horizon: int
     scale: float
-    bonus: float
-    target: float | None
-    references: tuple[float, float] | None
+    bonus: float = 0.0
+    target: float | None = None
+    references: tuple[float, float] | None = None
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Begins an episode for each seed, and returns the states `[n, S]`."""
@@ -54,8 +53,8 @@ class Environment(Protocol):
         raise NotImplementedError
 
     def features(self, states: np.ndarray) -> np.ndarray:
-        """The features `[n, F]` of the searched policies."""
-        raise NotImplementedError
+        """The features `[n, F]` of the searched policies: here, the state."""
+        return states
 
 
 class Pendulum(Environment):
@@ -66,8 +65,7 @@ class Pendulum(Environment):
     ``(cos x, sin x, w / 8)``; episodes begin within 0.5 of hanging, at speeds up to 1.
     """
 
-    state_dim, action_dim, horizon = 3, 1, 100
-    scale, bonus, target, references = 300.0, 0.0, None, None
+    state_dim, action_dim, horizon, scale = 3, 1, 100, 300.0
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         draws = [np.random.default_rng(seed).uniform(-1, 1, 2) for seed in seeds]
@@ -102,27 +100,20 @@ class Gymnasium(Environment):
       ValueError: gymnasium or mujoco is not installed.
     """
 
-    horizon = 1_000
-    scale = 1_000.0  # As in the code of Chen et al. 2021.
+    horizon, scale = 1_000, 1_000.0  # As in the code of Chen et al. 2021.
 
-    def __init__(
-        self,
-        name: str,
-        bonus: float,
-        target: float,
-        references: tuple[float, float],
-    ):
+    def __init__(self, name: str, bonus: float, target: float, references: Any):
         try:
             import gymnasium
 
-            self._make = functools.partial(gymnasium.make, name)
+            self._make = lambda: gymnasium.make(name)
             self._simulators: list[Any] = [self._make()]
         except ImportError as error:
             needed = "pendulum, or `pip install lra_jax[control]` for the others"
             raise expected("--data.environment", needed, name) from error
         one = self._simulators[0]
-        self.state_dim = one.observation_space.shape[0]
-        self.action_dim = one.action_space.shape[0]
+        (self.state_dim,) = one.observation_space.shape
+        (self.action_dim,) = one.action_space.shape
         self.bonus, self.target, self.references = bonus, target, references
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
@@ -143,22 +134,12 @@ class Gymnasium(Environment):
             self._ended[index] = any(ends)
         return self._states.copy(), rewards, self._ended.copy()
 
-    def features(self, states: np.ndarray) -> np.ndarray:
-        """The state."""
-        return states
 
-
-_MAKERS: dict[str, Callable[[], Environment]] = {
-    "pendulum": Pendulum,
-    "hopper": functools.partial(
-        Gymnasium, "Hopper-v5", 1.0, 3_600.0, (-20.272305, 3234.3)
-    ),
-    "halfcheetah": functools.partial(
-        Gymnasium, "HalfCheetah-v5", 0.0, 12_000.0, (-280.178953, 12135.0)
-    ),
-    "walker2d": functools.partial(
-        Gymnasium, "Walker2d-v5", 1.0, 5_000.0, (1.629008, 4592.3)
-    ),
+# The name in gymnasium; bonus, target and references of `Environment`.
+_GYMNASIUM: dict[str, tuple[str, float, float, tuple[float, float]]] = {
+    "hopper": ("Hopper-v5", 1.0, 3_600.0, (-20.272305, 3234.3)),
+    "halfcheetah": ("HalfCheetah-v5", 0.0, 12_000.0, (-280.178953, 12135.0)),
+    "walker2d": ("Walker2d-v5", 1.0, 5_000.0, (1.629008, 4592.3)),
 }
 
 
@@ -168,7 +149,9 @@ def make(name: str) -> Environment:
     Raises:
       ValueError: an unknown name, or see `Gymnasium`.
     """
-    return _MAKERS[known("--data.environment", name, _MAKERS)]()
+    if known("--data.environment", name, ("pendulum", *_GYMNASIUM)) == "pendulum":
+        return Pendulum()
+    return Gymnasium(*_GYMNASIUM[name])
 
 
 class Episodes(NamedTuple):
@@ -239,18 +222,6 @@ SEARCHES = {
 }
 
 
-class Policies(NamedTuple):
-    """The policies of a search, in order.
-
-    Attributes:
-      weights: `[updates, A, F + 1]`, the last column constant.
-      returns: `[updates]`, the mean return of the directions around each.
-    """
-
-    weights: np.ndarray
-    returns: np.ndarray
-
-
 def apply_policies(environment: Environment, weights: np.ndarray) -> Act:
     """Acts by linear policies, one for each episode: ``weights`` is `[n, A, F + 1]`."""
 
@@ -281,8 +252,15 @@ class _Moments:
         return np.concatenate([scaled, -(scaled * mean).sum(-1, keepdims=True)], -1)
 
 
-def search(environment: Environment, settings: Search, seed: int) -> Policies:
-    """Augmented random search for a policy of a high return."""
+def search(
+    environment: Environment, settings: Search, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Augmented random search for a policy of a high return.
+
+    Returns:
+      The policies in order, `[updates, A, F + 1]`, of which the last column is
+      constant, and the mean return of the directions around each, `[updates]`.
+    """
     rng = np.random.default_rng(seed)
     size = environment.features(environment.reset([0])).shape[1]
     policy = np.zeros((environment.action_dim, size))
@@ -304,4 +282,4 @@ def search(environment: Environment, settings: Search, seed: int) -> Policies:
         policy = policy + settings.step / (settings.best * spread) * gain.sum(0)
         real = np.arange(episodes.states.shape[1]) < episodes.lengths[:, None]
         moments.add(environment.features(episodes.states[real]))
-    return Policies(np.stack(kept), np.array(returns))
+    return np.stack(kept), np.array(returns)

@@ -166,7 +166,7 @@ COUNT = sum(LENGTHS) + 2
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rewards": None}, r"rewards: expected an array, got none"),
+        ({"rewards": None}, r"rewards: expected numbers \[130\] .*, got none"),
         ({"observations": np.ones((COUNT, 4))}, r"observations: .*\[130, 3\] of this"),
         ({"actions": np.ones(COUNT)}, r"actions: expected numbers \[130, 1\]"),
         ({"actions": np.full((COUNT, 1), 1.5)}, "actions: expected numbers from -1 to"),
