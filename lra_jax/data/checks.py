@@ -67,8 +67,15 @@ def digest(files: Iterable[pathlib.Path]) -> str:
 
 
 def line_count(file: pathlib.Path) -> int:
-    """Number of lines in a file; the last one may lack a line end."""
-    return sum(1 for _ in read_lines(file))
+    """Number of lines in a file; the last one may lack a line end.
+
+    Raises:
+      ValueError: there are none.
+    """
+    count = sum(1 for _ in read_lines(file))
+    if not count:
+        raise expected(str(file), "lines", "an empty file")
+    return count
 
 
 def shortened(value: object) -> str:

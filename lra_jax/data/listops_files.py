@@ -31,13 +31,7 @@ def find(path: str | os.PathLike) -> dict[str, pathlib.Path]:
     Raises:
       ValueError: the folder or one of the three files is missing.
     """
-    root = checks.existing(path)
-    files = originals.split_files(root, "listops-1000", FILES)
-    if files is None:
-        got = f"{root}, {'a file' if root.is_file() else 'with none of them'}"
-        needed = f"a folder with {', '.join(FILES.values())}, or with listops-1000/"
-        raise expected("--data.path", needed, got)
-    return files
+    return originals.split_files(checks.existing(path), "listops-1000", FILES)
 
 
 def count(file: pathlib.Path) -> int:

@@ -94,8 +94,8 @@ def in_release(root: pathlib.Path, below: str | os.PathLike) -> list[pathlib.Pat
 
 def split_files(
     root: pathlib.Path, below: str, names: Mapping[str, str]
-) -> dict[str, pathlib.Path] | None:
-    """The file of each split in the first folder that has any; None if none has.
+) -> dict[str, pathlib.Path]:
+    """The file of each split in the first folder that has any.
 
     Args:
       root: a task's folder, or an unpacked release.
@@ -113,4 +113,6 @@ def split_files(
         if len(missing) < len(names):
             needed = ", ".join(names.values())
             raise expected(str(folder), needed, f"no {', '.join(missing)}")
-    return None
+    needed = f"a folder with {', '.join(names.values())}, or with {below}/"
+    got = f"{root}, {'a file' if root.is_file() else 'with none of them'}"
+    raise expected("--data.path", needed, got)

@@ -18,7 +18,7 @@ import itertools
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,12 +113,7 @@ def prepare(
     return builder.prepare(GeneratedPathfinder, config, data_dir)
 
 
-def _config(
-    name: str,
-    size: int,
-    count: int,
-    examples: Callable[[pathlib.Path], builder.Splits],
-) -> builder.SequenceConfig:
+def _config(name: str, size: int, count: int, examples: Any) -> builder.SequenceConfig:
     return builder.SequenceConfig(
         name=name,
         max_length=size**2,
@@ -145,25 +140,19 @@ def _from_files(
         # Looked for only while the data are prepared: there are 200,000 images.
         listed = itertools.chain((x.file for x in samples), *left_out.values())
         unlisted = pathfinder_files.unlisted(folder, listed)
-        _warn(left_out | {"images that no metadata list": unlisted})
+        others = {"images that no metadata list": unlisted}
+        for reason, files in (left_out | others).items():
+            if files:
+                words = "%d %s are left out, the first is %s"
+                _logger.warning(words, len(files), reason, files[0])
         return _split(folder, samples, size, seed)
 
     config = _config(name, size, len(samples), examples)
     return builder.prepare(PathfinderFiles, config, data_dir)
 
 
-def _warn(left_out: dict[str, list[pathlib.Path]]) -> None:
-    for reason, files in left_out.items():
-        if files:
-            words = "%d %s are left out, the first is %s"
-            _logger.warning(words, len(files), reason, files[0])
-
-
 def _split(
-    folder: pathlib.Path,
-    samples: Sequence[pathfinder_files.Sample],
-    size: int,
-    seed: int,
+    folder: pathlib.Path, samples: list[pathfinder_files.Sample], size: int, seed: int
 ) -> builder.Splits:
     if len(samples) < _LEAST_FILES:
         needed = f"at least {_LEAST_FILES} images, for three splits"

@@ -81,7 +81,7 @@ def prepare(
         opened = source.open(root)
         files = _find(opened) if opened.is_dir() else _unpacked(opened, root)
         return {
-            split: (_count(file), _read(file, max_length))
+            split: (checks.line_count(file), _read(file, max_length))
             for split, file in files.items()
         }
 
@@ -114,25 +114,13 @@ def _read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
         yield *arrays, _LABELS[label.strip()]
 
 
-def _count(file: pathlib.Path) -> int:
-    count = checks.line_count(file)
-    if not count:
-        raise expected(str(file), "lines", "an empty file")
-    return count
-
-
 def _files(root: pathlib.Path) -> list[pathlib.Path]:
     """The files in a folder on which the data depend."""
     return list(_find(root).values())
 
 
 def _find(root: pathlib.Path) -> dict[str, pathlib.Path]:
-    files = originals.split_files(root, "tsv_data", FILES)
-    if files is None:
-        needed = f"{', '.join(FILES.values())}, in it or in tsv_data/"
-        got = f"{root}, which holds none of them"
-        raise expected("--data.path", f"{ARCHIVE.name}, or a folder with {needed}", got)
-    return files
+    return originals.split_files(root, "tsv_data", FILES)
 
 
 def _unpacked(path: pathlib.Path, root: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -88,12 +88,11 @@ def examples(
 
 
 def _count(files: SplitFiles) -> int:
-    counts = {
-        file: checks.line_count(file) for file in (*files.sequences, files.labels)
-    }
-    if len(set(counts.values())) != 1 or 0 in counts.values():
+    every = (*files.sequences, files.labels)
+    counts = {file: checks.line_count(file) for file in every}
+    if len(set(counts.values())) != 1:
         each = ", ".join(f"{file.name}: {n}" for file, n in counts.items())
-        needed = "files with the same number of lines, at least one"
+        needed = "files with the same number of lines"
         raise expected(str(files.labels.parents[1]), needed, each)
     return counts[files.labels]
 

@@ -103,10 +103,7 @@ def multi_label_loss(
     def count(marks: jax.Array) -> jax.Array:
         return (marks * weights[..., None]).reshape(-1, marks.shape[-1]).sum(0)
 
-    return {
-        "loss": jnp.sum(losses * weights),
-        "correct": jnp.sum(correct * weights),
-        "count": jnp.sum(weights),
+    return _sums(losses, correct, weights) | {
         "hits": count(is_claimed * is_member),
         "claims": count(is_claimed),
         "members": count(is_member),
@@ -125,11 +122,7 @@ def regression_loss(
     labels, predicted = batch["labels"], _logits(model, batch, rngs)[..., 0]
     weights = _weights(~jnp.isnan(labels), batch)
     errors = predicted - jnp.where(jnp.isnan(labels), predicted, labels)
-    return {
-        "loss": jnp.sum(errors**2 * weights),
-        "correct": jnp.zeros((), jnp.float32),
-        "count": jnp.sum(weights),
-    }
+    return _sums(errors**2, jnp.zeros(()), weights)
 
 
 def regression_scores(
@@ -183,6 +176,10 @@ def sum_losses(
             logits, jnp.maximum(labels, 0)
         )
     correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
+    return _sums(losses, correct, weights)
+
+
+def _sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> Sums:
     return {
         "loss": jnp.sum(losses * weights),
         "correct": jnp.sum(correct * weights),

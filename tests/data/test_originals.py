@@ -388,7 +388,7 @@ def test_malformed_pairs(tmp_path, line, message):
         ([[1]], [2], r"train\.label, line 1: expected integers of 0\.\.1, got '2'"),
         ([[1]], ["1 0"], r"train\.label, line 1: expected one label, got 2"),
         ([[1], [2]], [0], r"the same number of lines.*train\.src: 2, train\.label: 1"),
-        ([], [], r"lines, at least one, got train\.src: 0"),
+        ([], [], r"train\.src: expected lines, got an empty file"),
     ],
 )
 def test_malformed_files_of_integers(tmp_path, rows, labels, message):

@@ -413,13 +413,13 @@ def write_tables(folder: Path, **tables: str | bytes) -> Path:
     ("names", "path", "got"),
     [
         (["t.txt"], "t.txt", "a .tsv or .csv table, a folder"),
-        (["t.tsv.gz"], "t.tsv.gz", "uncompressed, a .tsv or .csv table, a folder"),
+        (["t.tsv.gz"], "t.tsv.gz", "a .tsv or .csv table, a folder"),
         (["train.tsv"], "", "a .tsv or .csv table, a folder"),
         (["test.csv"], "", "a .tsv or .csv table, a folder"),
         (["train.csv", "test.csv", "train.tsv"], "", ".*no other table.*train.tsv"),
         # The error is not about the IMDb reviews alone.
-        (["reviews.tsv"], "", ".*, got .*, whose only tables are reviews.tsv"),
-        (["a.txt"], "", ".*, got .*, without any"),
+        (["reviews.tsv"], "", ".*, got .*, with reviews.tsv"),
+        (["a.txt"], "", ".*, got .*, with none"),
         (["train.tsv", "test.tsv", "dev.tsv"], "", ".*no other table.*dev.tsv"),
     ],
 )

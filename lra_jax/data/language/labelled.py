@@ -102,7 +102,6 @@ def prepare(
         express, or has integers although there is a vocabulary.
     """
     root = None if path is None else checks.existing(path)
-    _check_kind(root)
     if root is not None and root.suffix == ".npz":
         splits, ids, labels = tables.read_ids(root, labels)
         if "valid" not in splits:
@@ -133,10 +132,16 @@ def _read_tables(root: Path, labels: Kind, seed: int) -> dict[str, Texts] | None
     """The splits of a table or of a folder of tables; None for anything else."""
     if root.suffix in tables.SUFFIXES:
         return _held_out(tables.read(root, labels), labels, seed, "valid", "test")
-    for suffix in tables.SUFFIXES:
+    others = {x.name for end in tables.SUFFIXES for x in root.glob(f"[!.]*{end}")}
+    for suffix in tables.SUFFIXES if others else ():
         files = {x: root / f"{x}{suffix}" for x in SPLITS}
-        if not files["train"].exists():
+        names = {x.name for x in files.values()} & others
+        if not {f"train{suffix}", f"test{suffix}"} <= names:
             continue
+        if others - names:
+            needed = f"train, test and perhaps valid{suffix}, and no other table"
+            got = f"{root}, which also has {min(others - names)}"
+            raise expected("--data.path", needed, got)
         splits = {x: tables.read(f, labels) for x, f in files.items() if f.exists()}
         taught = sorted(
             {x for label in splits["train"].labels for x in names_of(label, labels)}
@@ -149,36 +154,19 @@ def _read_tables(root: Path, labels: Kind, seed: int) -> dict[str, Texts] | None
         if "valid" not in splits:
             splits |= _held_out(splits["train"], labels, seed, "valid")
         return splits
-    return None
-
-
-def _check_kind(root: Path | None) -> None:
-    """Refuses what is neither a table nor can be the reviews."""
-    if root is None:
-        return
-    needed = (
-        "a .tsv or .csv table, a folder with train.tsv and test.tsv (or .csv), an .npz "
-        "file, or the IMDb reviews"
-    )
-    if root.name.endswith((".tsv.gz", ".csv.gz")):
-        raise expected("--data.path", f"uncompressed, {needed}", root)
-    single = (*tables.SUFFIXES, ".npz")
-    if root.is_file() and root.suffix not in single and not archives.may_be_gzip(root):
-        raise expected("--data.path", needed, root)
-    every = sorted(x.name for end in tables.SUFFIXES for x in root.glob(f"[!.]*{end}"))
-    suffix = ".csv" if "train.csv" in every else ".tsv"
-    names = [f"{split}{suffix}" for split in SPLITS if f"{split}{suffix}" in every]
-    of_reviews = any((root / name).exists() for name in _OF_REVIEWS)
-    whole = {f"train{suffix}", f"test{suffix}"} <= set(names)
-    if root.is_dir() and not whole and (names or not of_reviews):
-        only = f"whose only tables are {', '.join(every)}" if every else "without any"
-        raise expected("--data.path", needed, f"{root}, {only}")
-    others = [table for table in every if table not in names]
-    if names and others:
-        only = (
-            f"train{suffix}, test{suffix} and perhaps valid{suffix}, and no other table"
+    may_be_reviews = any((root / name).exists() for name in _OF_REVIEWS)
+    if root.is_file():
+        may_be_reviews = (
+            archives.may_be_gzip(root) and root.stem[-4:] not in tables.SUFFIXES
         )
-        raise expected("--data.path", only, f"{root}, which also has {others[0]}")
+    if others or not may_be_reviews:
+        needed = (
+            "a .tsv or .csv table, a folder with train.tsv and test.tsv (or .csv), an "
+            ".npz file, or the IMDb reviews"
+        )
+        got = f"{root}, with {', '.join(sorted(others)) or 'none'}"
+        raise expected("--data.path", needed, root if root.is_file() else got)
+    return None
 
 
 def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
