@@ -127,7 +127,7 @@ train --attention=test_bad_inputs:Mine ~ to take (query, key, value, ...)
 train --attention=helpers:values_only --model.attention_options=x=1 ~ got 'x'
 train --data.min_length=5000 ~ --data.max_length: expected at least 5002
 train --data.processes=0 ~ --data.processes: expected 1 to 4096
-train --data.buckets=60,40 ~ buckets: expected increasing
+train --data.buckets=60,40 ~ buckets: expected "auto"
 train --data.path=nope ~ --data.path: expected a file or a folder
 train --data.level=easy ~ --data.level: expected a flag of --task=listops
 train --task=image --data.path=/dev/null ~ /dev/null

@@ -7,6 +7,7 @@ the best eight lengths 1.09.
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -103,16 +104,13 @@ def parse_buckets(buckets: Buckets) -> tuple[int, ...]:
     """
     if isinstance(buckets, str) and buckets in ("auto", "one", "none"):
         return ()
+    is_text = isinstance(buckets, str)
+    parts: Any = buckets.split(",") if is_text else buckets
     try:
-        if isinstance(buckets, str):
-            resolved = tuple(int(part) for part in buckets.split(","))
-        else:
-            resolved = tuple(operator.index(part) for part in buckets)
+        resolved = tuple(map(int if is_text else operator.index, parts))
     except (TypeError, ValueError):
         resolved = ()
-    if not resolved:
-        needed = '"auto", "one", "none" or integers such as "768,1024,2000"'
+    if not resolved or [0, *resolved] != sorted({0, *resolved}):
+        needed = '"auto", "one", "none" or increasing lengths, as in "768,1024,2000"'
         raise expected("buckets", needed, repr(buckets))
-    if any(b <= a for a, b in zip((0, *resolved), resolved, strict=False)):
-        raise expected("buckets", "increasing positive lengths", repr(buckets))
     return resolved

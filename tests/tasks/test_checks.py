@@ -50,7 +50,6 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
         ("listops", {"attention": "linformer", "model": LAYERWISE}, "features: .* all"),
         ("listops", SPLIT, "--train.seq_devices: expected 1 with --data.packing"),
         ("retrieval", {"data": {"packing": True}}, "--data.packing: expected False"),
-        ("listops", {"train": 3}, "^--train: expected a TrainConfig, got an int"),
         ("text", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),
         ("retrieval", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),
         ("parity", {"data": {"test_max": 300}}, "max_length: .* 300, .* got 128"),
