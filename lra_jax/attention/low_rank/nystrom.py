@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import dense, inputs, masking
+from lra_jax.attention.call import Call
 from lra_jax.attention.in_turn import documents_in_turn
 from lra_jax.attention.low_rank import landmarks
 from lra_jax.attention.softmax import key_sets
@@ -104,16 +105,15 @@ def nystrom_attention(
     inputs.check_size("iterations", iterations, 0)
     known("initialisation", initialisation, INITIALISATIONS)
     known("padding", padding, landmarks.PADDINGS)
-    inputs.check_inputs(query, key, value)
+    call = Call.of(query, key, value, mask, query_mask=query_mask, precision=precision)
     inputs.refuse_decoding(deterministic, query, key, "nystrom")
-    batch, length, num_heads, head_dim = query.shape
-    _check_conv(conv_weight, num_heads, length, key.shape[1])
-    of_keys = masking.padding_mask(mask, batch, key.shape[1])
-    of_queries = masking.padding_mask(query_mask, batch, length, "query_mask")
-    out_dtype, dtype = query.dtype, inputs.accumulation_dtype(query, key, value)
+    length, num_heads, head_dim = query.shape[1:]
+    of_queries, of_keys, dtype = call.query_mask, call.mask, call.dtype
+    # Not the call's query: its broken rows would count as zeros in the landmarks.
     query = masking.by_head(query, num_heads, of_queries, dtype)
-    key = masking.by_head(key, num_heads, of_keys, dtype)
-    value = masking.by_head(value, num_heads, of_keys, dtype)
+    key, value = (
+        masking.by_head(x, num_heads, of_keys, dtype) for x in (call.key, call.value)
+    )
     if padding == "front":
         query, key, value = (_in_front(x, count, 2) for x in (query, key, value))
         of_queries, of_keys = (_in_front(x, count, 1) for x in (of_queries, of_keys))
@@ -131,10 +131,10 @@ def nystrom_attention(
     out = _attend(plan, query, key, value, None if is_full else invert, precision)
     out = out[:, :, -length:]
     if conv_weight is not None:
-        out = out + _convolve(value[:, :, -length:], conv_weight, precision)
+        out = out + _convolve(call, value[:, :, -length:], conv_weight)
     if padding == "exact":
         out = masking.hide_by_head(out, of_queries)
-    return jnp.swapaxes(out, 1, 2).astype(out_dtype)
+    return jnp.swapaxes(out, 1, 2).astype(call.out_dtype)
 
 
 def _attend(
@@ -229,18 +229,29 @@ def _pseudo_inverse(
     return inverse
 
 
-def _convolve(
-    value: jax.Array, weight: jax.Array, precision: jax.lax.PrecisionLike
-) -> jax.Array:
+def _convolve(call: Call, value: jax.Array, weight: jax.Array) -> jax.Array:
     """The depthwise convolution of `[B, N, T, Hv]`, as products with a band matrix."""
-    length, width = value.shape[2], weight.shape[1]
+    length, heads, keys = value.shape[2], value.shape[1], call.key.shape[1]
+    weight = inputs.check_array("conv_weight", weight, "N W", heads, None)
+    width = weight.shape[1]
+    if width % 2 == 0:
+        needed = f"[N, W] with N={heads} and an odd W"
+        raise expected("conv_weight", needed, weight.shape)
+    if call.query.shape[1] != keys:
+        raise expected(
+            "conv_weight",
+            "None for cross attention, because it adds the values around each query's "
+            "position",
+            f"an array where T={call.query.shape[1]} and S={keys}",
+        )
     size = min(64, length)
     windows = key_sets.windows(value, size, width // 2, width // 2)
     tap = np.arange(windows.shape[3])[None] - np.arange(size)[:, None]
     inside = (tap >= 0) & (tap < width)
     band = weight.astype(value.dtype)[:, np.where(inside, tap, 0)]
     band = jnp.where(inside[None], band, 0)
-    out = jnp.einsum("ncw,bnpwh->bnpch", band, windows, precision=precision)
+    terms = "ncw,bnpwh->bnpch"
+    out = jnp.einsum(terms, band, windows, precision=call.precision)
     return out.reshape(*value.shape[:2], -1, value.shape[-1])[:, :, :length]
 
 
@@ -250,21 +261,3 @@ def _in_front(x: Any, count: int, axis: int) -> Any:
         return None
     missing = -x.shape[axis] % count
     return jnp.pad(x, [(missing if i == axis else 0, 0) for i in range(x.ndim)])
-
-
-def _check_conv(
-    weight: jax.Array | None, num_heads: int, length: int, keys: int
-) -> None:
-    if weight is None:
-        return
-    weight = inputs.check_array("conv_weight", weight, "N W", num_heads, None)
-    if weight.shape[1] % 2 == 0:
-        needed = f"[N, W] with N={num_heads} and an odd W"
-        raise expected("conv_weight", needed, weight.shape)
-    if length != keys:
-        raise expected(
-            "conv_weight",
-            "None for cross attention, because it adds the values around each query's "
-            "position",
-            f"an array where T={length} and S={keys}",
-        )

@@ -305,10 +305,9 @@ def _check_columns(
     recurrence.check_gate("log_decay", log_decay, call.query)
     recurrence.check_gate("rotation", rotation, call.query)
     batch, length, heads = call.query.shape[:3]
-    if lower_bound is not None:
-        inputs.check_array("lower_bound", lower_bound, "N", heads)
-    if angle is not None:
-        inputs.check_array("angle", angle, "N", heads)
+    for name, array in (("lower_bound", lower_bound), ("angle", angle)):
+        if array is not None:
+            inputs.check_array(name, array, "N", heads)
     if angle is not None or rotation is not None:
         inputs.check_shape("value", call.value, "B S N Hv", batch, length, None, 2)
 
