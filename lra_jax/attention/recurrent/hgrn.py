@@ -157,10 +157,10 @@ def _run(
     grid: inputs.Grid,
 ) -> tuple[jax.Array, HgrnState]:
     inputs.refuse_without_gates(call.deterministic, "hgrn", log_decay, gate)
+    inputs.check_self(call.query, call.key, "hgrn")
     inputs.check_grid(grid, call.query, call.key, call.is_causal, call.rows)
     feature_maps.check_norm(norm)
     known("scale", scale, _SCALES)
-    _check_columns(call, log_decay, lower_bound, angle, rotation)
     batch, length, heads = call.query.shape[:3]
     value = masking.hide(call.value, call.mask).astype(call.dtype)
     values = inputs.match_heads(value, heads)
@@ -168,9 +168,9 @@ def _run(
     start = streams.check_sums(call.sums, start).summary
     factors = jnp.ones(call.query.shape[:3], values.dtype)
     if log_decay is not None:
-        factors, share = _fade(log_decay, lower_bound, scale, call.mask, factors)
+        factors, share = _fade(call, log_decay, lower_bound, scale)
         values = values * share[..., None]
-    factors = _with_angles(factors, angle, rotation, call.mask)
+    factors = _with_angles(call, factors, angle, rotation)
     turns = jnp.iscomplexobj(factors)
     if turns:
         values, start = _complex(values), _complex(start)
@@ -293,25 +293,6 @@ hgrn_init = streams.make_init(hgrn_prefill)
 hgrn_step = streams.make_step(hgrn_prefill, "log_decay", "gate", "rotation")
 
 
-def _check_columns(
-    call: Call,
-    log_decay: jax.Array | None,
-    lower_bound: jax.Array | None,
-    angle: jax.Array | None,
-    rotation: jax.Array | None,
-) -> None:
-    """Raises ``ValueError`` unless decays, bounds and angles fit the columns."""
-    inputs.check_self(call.query, call.key, "hgrn")
-    recurrence.check_gate("log_decay", log_decay, call.query)
-    recurrence.check_gate("rotation", rotation, call.query)
-    batch, length, heads = call.query.shape[:3]
-    for name, array in (("lower_bound", lower_bound), ("angle", angle)):
-        if array is not None:
-            inputs.check_array(name, array, "N", heads)
-    if angle is not None or rotation is not None:
-        inputs.check_shape("value", call.value, "B S N Hv", batch, length, None, 2)
-
-
 def _half(heads: int) -> int:
     """How many heads run in the first of two directions."""
     return heads - heads // 2
@@ -366,24 +347,23 @@ def _transpose(x: jax.Array, rows: int) -> jax.Array:
 
 
 def _fade(
-    log_decay: jax.Array,
-    lower_bound: jax.Array | None,
-    scale: str,
-    mask: jax.Array | None,
-    ones: jax.Array,
+    call: Call, log_decay: jax.Array, lower_bound: jax.Array | None, scale: str
 ) -> tuple[jax.Array, jax.Array]:
     """The factors f and the shares of the values, `[B, T, N]`."""
-    wide = inputs.match_heads(log_decay[..., None], ones.shape[2]).astype(ones.dtype)
-    log_decay = masking.hide(wide, mask)[..., 0]
+    recurrence.check_gate("log_decay", log_decay, call.query)
+    heads, dtype = call.query.shape[2], call.dtype
+    wide = inputs.match_heads(log_decay[..., None], heads).astype(dtype)
+    log_decay = masking.hide(wide, call.mask)[..., 0]
     # 1 - f by expm1, because time constants may be long.
     factors, fades = jnp.exp(log_decay), -jnp.expm1(log_decay)
     if lower_bound is not None:
-        fades = fades * jax.nn.sigmoid(-lower_bound.astype(ones.dtype))[None, None]
+        inputs.check_array("lower_bound", lower_bound, "N", heads)
+        fades = fades * jax.nn.sigmoid(-lower_bound.astype(dtype))[None, None]
         factors = 1 - fades
     if scale == "tied":
         return factors, fades
     # The derivative of a root is infinite at zero.
-    least = jnp.asarray(jnp.finfo(ones.dtype).tiny, ones.dtype)
+    least = jnp.asarray(jnp.finfo(dtype).tiny, dtype)
     return factors, jnp.sqrt(jnp.maximum(fades * (1 + factors), least))
 
 
@@ -398,22 +378,25 @@ def _reset(factors: jax.Array, documents: packed.Packed, forth: int) -> jax.Arra
 
 
 def _with_angles(
+    call: Call,
     factors: jax.Array,
     angle: jax.Array | None,
     rotation: jax.Array | None,
-    mask: jax.Array | None,
 ) -> jax.Array:
     """``f e^(i radians)``, `[B, T, N]`; real without angles, and where hidden."""
     if angle is None and rotation is None:
         return factors
-    heads = factors.shape[2]
+    batch, length, heads = factors.shape
+    inputs.check_shape("value", call.value, "B S N Hv", batch, length, None, 2)
     radians = jnp.zeros_like(factors)
     if rotation is not None:
+        recurrence.check_gate("rotation", rotation, call.query)
         wide = inputs.match_heads(rotation[..., None], heads)
         radians = wide[..., 0].astype(factors.dtype)
     if angle is not None:
+        inputs.check_array("angle", angle, "N", heads)
         radians = radians + angle.astype(factors.dtype)[None, None]
-    radians = masking.hide(radians[..., None], mask)[..., 0]
+    radians = masking.hide(radians[..., None], call.mask)[..., 0]
     return jax.lax.complex(factors * jnp.cos(radians), factors * jnp.sin(radians))
 
 

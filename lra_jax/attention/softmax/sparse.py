@@ -74,7 +74,14 @@ def sparse_attention(
     known("pattern", pattern, ("strided", "fixed"))
     call = Call.of(query, key, value, mask, is_causal, precision=precision)
     length = call.query.shape[1]
-    distance, count = _sizes(pattern, stride, summary, max_length, length)
+    longest = length
+    if max_length is not None:
+        longest = inputs.check_size("max_length", max_length)
+    stride = math.isqrt(longest - 1) + 1 if stride is None else stride
+    distance = inputs.check_size("stride", stride)
+    count = min(SUMMARY, distance) if summary is None else summary
+    if inputs.check_size("summary", count) > distance:
+        raise expected("summary", f"at most the stride {distance}", count)
     size = min(distance, length)
     after = 0 if is_causal else size
     near, same = key_sets.within(distance), key_sets.in_block(distance)
@@ -100,25 +107,6 @@ def sparse_attention(
 
     sets = strided if pattern == "strided" else fixed
     return patterns.attention(call, "sparse", patterns.Pattern(size, sets))
-
-
-def _sizes(
-    pattern: str,
-    stride: int | None,
-    summary: int | None,
-    max_length: int | None,
-    length: int,
-) -> tuple[int, int]:
-    """The stride, and the number of positions at a block's end that all may see."""
-    if max_length is not None:
-        length = inputs.check_size("max_length", max_length)
-    if stride is None:
-        stride = math.isqrt(length - 1) + 1
-    stride = inputs.check_size("stride", stride)
-    count = min(SUMMARY, stride) if summary is None else summary
-    if inputs.check_size("summary", count) > stride:
-        raise expected("summary", f"at most the stride {stride}", count)
-    return stride, count
 
 
 sparse_weights = dense.weights_of(sparse_attention, "Rows sum to one or zero.")

@@ -201,7 +201,10 @@ def test_bounds_rise_from_layer_to_layer():
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({"lower_bound": jnp.zeros(3)}, ("lower_bound", "(2,)", "(3,)")),
+        (
+            {"log_decay": jnp.zeros((1, 3, 2)), "lower_bound": jnp.zeros(3)},
+            ("lower_bound", "(2,)", "(3,)"),
+        ),
         ({"angle": jnp.zeros(2)}, ("value", "Hv", "3)")),
         ({"rotation": jnp.zeros((1, 3, 2))}, ("value", "Hv", "3)")),
         ({"gate": jnp.zeros((1, 3, 2))}, ("gate", "(1, 3, 2)")),
