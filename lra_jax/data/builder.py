@@ -118,16 +118,56 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
         record_bytes = max(1, self.builder_config.expected_bytes // total)
         per_shard = max(1, _SHARD_BYTES // record_bytes)
         metadata: Any = self.info.metadata
-        recorder = _Recorder(self, metadata)
-        shards = {}
+        metadata["splits"] = {}
+        shards, digest = {}, hashlib.blake2b(digest_size=16)
         for split, (count, examples) in splits.items():
-            records = recorder.records(split, count, examples)
+            records = self._records(split, count, examples, digest)
             num_shards = -(-count // per_shard)
             edges = [count * i // num_shards for i in range(num_shards + 1)]
             sizes = [stop - start for start, stop in itertools.pairwise(edges)]
             # The shards share one iterator: tfds writes them in this order.
             shards[split] = [partial(itertools.islice, records, n) for n in sizes]
         return shards
+
+    def _records(
+        self, split: str, count: int, examples: Iterable[tuple[Any, ...]], digest: Any
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields ``(key, record)`` of a split's examples, recorded and checked."""
+        lengths: dict[str, list[int]] = {name: [] for name in self.SEQUENCES}
+        labels: list[int] = []
+        metadata: Any = self.info.metadata
+        metadata["splits"][split] = {"lengths": lengths, "labels": labels}
+        key = -1
+        taken = itertools.islice(examples, count)
+        if not sys.stderr.isatty():  # On a terminal, tfds shows a bar.
+            # Not on stdout, which may be the output of a command.
+            taken = progress.track(taken, f"{split} examples", count, progress.aside)
+        for key, (*arrays, label) in enumerate(taken):
+            record = dict(zip(self.SEQUENCES, arrays, strict=True))
+            self._check(f"{split} example {key + 1}", record, label)
+            _add_example(digest, split, label, record.values())
+            for name in self.SEQUENCES:
+                lengths[name].append(len(record[name]))
+            labels.append(int(label))
+            # Complete once the last record has been taken.
+            metadata["fingerprint"] = digest.hexdigest()
+            yield key, {**record, "label": int(label)}
+        if key + 1 < count:
+            raise expected(split, f"{count} examples", key + 1)
+
+    def _check(self, place: str, record: dict[str, np.ndarray], label: int):
+        if not 0 <= label < self.NUM_CLASSES:
+            raise expected(place, f"a label of 0..{self.NUM_CLASSES - 1}", label)
+        for name in self.SEQUENCES:
+            ids = record[name]
+            if not len(ids) or ids.max() >= self.VOCAB_SIZE:
+                got = f"one of {ids.max()}" if len(ids) else "none"
+                raise expected(place, f"ids below {self.VOCAB_SIZE} in {name}", got)
+        shape = self.builder_config.image_shape
+        for array in record.values() if shape else ():
+            if array.shape != (math.prod(shape),):
+                needed = f"an image of {shape[0]} x {shape[1]} pixels"
+                raise expected(place, needed, f"{array.size} numbers")
 
 
 class _Info(tfds.core.DatasetInfo):
@@ -185,57 +225,6 @@ class _Records(Source):
             raise OSError(message) from error
 
 
-class _Recorder:
-    """Records lengths, labels and a hash of the examples, and checks them."""
-
-    def __init__(self, builder: SequenceBuilder, metadata: dict[str, Any]):
-        self._sequences = builder.SEQUENCES
-        self._num_classes, self._vocab_size = builder.NUM_CLASSES, builder.VOCAB_SIZE
-        self._image_shape = builder.builder_config.image_shape
-        self._metadata = metadata
-        self._metadata["splits"] = {}
-        self._hash = hashlib.blake2b(digest_size=16)
-
-    def records(
-        self, split: str, count: int, examples: Iterable[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields ``(key, record)`` of a split's examples, recorded and checked."""
-        lengths: dict[str, list[int]] = {name: [] for name in self._sequences}
-        labels: list[int] = []
-        self._metadata["splits"][split] = {"lengths": lengths, "labels": labels}
-        key = -1
-        taken = itertools.islice(examples, count)
-        if not sys.stderr.isatty():  # On a terminal, tfds shows a bar.
-            # Not on stdout, which may be the output of a command.
-            taken = progress.track(taken, f"{split} examples", count, progress.aside)
-        for key, (*arrays, label) in enumerate(taken):
-            record = dict(zip(self._sequences, arrays, strict=True))
-            self._check(f"{split} example {key + 1}", record, label)
-            _add_example(self._hash, split, label, record.values())
-            for name in self._sequences:
-                lengths[name].append(len(record[name]))
-            labels.append(int(label))
-            # Complete once the last record has been taken.
-            self._metadata["fingerprint"] = self._hash.hexdigest()
-            yield key, {**record, "label": int(label)}
-        if key + 1 < count:
-            raise expected(split, f"{count} examples", key + 1)
-
-    def _check(self, place: str, record: dict[str, np.ndarray], label: int):
-        if not 0 <= label < self._num_classes:
-            raise expected(place, f"a label of 0..{self._num_classes - 1}", label)
-        for name in self._sequences:
-            ids = record[name]
-            if not len(ids) or ids.max() >= self._vocab_size:
-                got = f"one of {ids.max()}" if len(ids) else "none"
-                raise expected(place, f"ids below {self._vocab_size} in {name}", got)
-        for array in record.values():
-            if self._image_shape and array.shape != (math.prod(self._image_shape),):
-                rows, columns = self._image_shape
-                requirement = f"an image of {rows} x {columns} pixels"
-                raise expected(place, requirement, f"{array.size} numbers")
-
-
 def prepare(
     builder_class: type[SequenceBuilder],
     config: SequenceConfig,
@@ -288,9 +277,6 @@ def _opened(
 
     A folder without a seal, from a run killed at the very end, is read through, and
     then sealed.
-
-    Raises:
-      ValueError: a file is missing or damaged, or belongs to other data.
     """
     again = f"delete {folder} and prepare the data again"
     sealed, damage = seals.read(folder)

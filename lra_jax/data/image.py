@@ -100,11 +100,7 @@ def grey(colour: np.ndarray) -> np.ndarray:
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files in a folder on which the data depend.
-
-    Raises:
-      ValueError: it contains no images.
-    """
+    """The files in a folder on which the data depend."""
     files = [originals.inside(path, _FOLDER) / name for name in _NAMES]
     missing = [str(file) for file in files if not file.is_file()]
     if missing:

@@ -152,9 +152,6 @@ def _digits(side: int, seed: int) -> ImageDataset:
 
     Source: Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits", UCI
     Machine Learning Repository, its test set.
-
-    Raises:
-      ValueError: scikit-learn is not installed.
     """
     needed = "images of your own, or `pip install lra_jax[images]` for the digits"
     parts = "datasets", "data", "digits.csv.gz"

@@ -253,11 +253,7 @@ def decode(tokens: np.ndarray) -> str:
 
 
 def _parse_lengths(name: str, text: str, floor: int) -> list[int]:
-    """Parses ``"64,256"`` to distinct numbers of at least `floor`; empty for none.
-
-    Raises:
-      ValueError: it is not of that form.
-    """
+    """Parses ``"64,256"`` to distinct numbers of at least `floor`; empty for none."""
     try:
         lengths = [int(part) for part in text.split(",")] if text else []
     except ValueError:

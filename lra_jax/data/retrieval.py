@@ -95,11 +95,7 @@ def prepare(
 
 
 def _read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
-    """Yields both texts, ``uint8 [length]``, and the label of each line.
-
-    Raises:
-      ValueError: a line is malformed; the message names file and line.
-    """
+    """Yields both texts, ``uint8 [length]``, and the label of each line."""
     for number, line in enumerate(read_lines(file), 1):
         columns, place = line.rstrip(b"\r\n").split(b"\t"), f"{file}, line {number}"
         if len(columns) != len(_COLUMNS):

@@ -120,11 +120,7 @@ def prepare(
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The files in a folder on which the data depend.
-
-    Raises:
-      ValueError: it contains no reviews.
-    """
+    """The files in a folder on which the data depend."""
     folder = originals.inside(path, _FOLDER)
     files = [
         file
@@ -142,12 +138,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read(path: pathlib.Path, max_length: int) -> Reviews:
-    """The truncated reviews of an archive, or of its folder.
-
-    Raises:
-      ValueError: an unknown class, a class without reviews, or another file in its
-        folder.
-    """
+    """The truncated reviews of an archive, or of its folder."""
     reviews: Reviews = {}
     if path.is_dir():
         folder = originals.inside(path, _FOLDER)
@@ -178,11 +169,7 @@ def _keep(
     read: Callable[[int], bytes],
     max_length: int,
 ) -> None:
-    """Records a review if the name is one.
-
-    Raises:
-      ValueError: an unknown class, or another file in the folder of a class.
-    """
+    """Records a review if the name is one."""
     match = _REVIEW.fullmatch(name)
     if match is None:
         return

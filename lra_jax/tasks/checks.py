@@ -15,7 +15,7 @@ from lra_jax.configs import Config, ModelConfig
 from lra_jax.data.buckets import parse_buckets
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.stages import Curriculum, LengthWarmup
-from lra_jax.errors import expected
+from lra_jax.errors import InputError, expected
 from lra_jax.models import Buffer, MultiHeadAttention, TransformerEncoder
 from lra_jax.models.encoder import Block, make_block
 from lra_jax.tasks.base import (
@@ -43,28 +43,30 @@ def check_config(config: Config, task: Task) -> None:
     _check_lengths(config, task)
     _check_processes(config)
     _check_split(config, task)
-    train = config.train
+    train, has_images = config.train, task.shape_of(config.data) is not None
     for kind in (LengthWarmup, Curriculum):
         stages = kind.parse(getattr(train, kind.name), train.steps).stages
         if stages and task.per_position:
             needed = f"nothing for --task={task.name}, whose answers would be cut off"
-            raise expected(f"--train.{kind.name}", needed, getattr(train, kind.name))
-    mixed = [name for name in ("mixup", "cutmix") if getattr(train, name)]
-    has_images = task.shape_of(config.data) is not None
-    if mixed and not (
-        has_images and task.loss in (classification_loss, supervised_loss)
-    ):
-        needed = f"0 for --task={task.name}, which has no images with a class each"
-        raise expected(f"--train.{mixed[0]}", needed, getattr(train, mixed[0]))
+            raise _unfit(config, f"train.{kind.name}", needed)
+    takes_mixed = task.loss in (classification_loss, supervised_loss)
+    for name in ("mixup", "cutmix"):
+        if getattr(train, name) and not (has_images and takes_mixed):
+            needed = f"0 for --task={task.name}, which has no images with a class each"
+            raise _unfit(config, f"train.{name}", needed)
     if config.pretrain.steps >= train.steps:
-        needed = f"less than --train.steps={train.steps}"
-        raise expected("--pretrain.steps", needed, config.pretrain.steps)
+        raise _unfit(config, "pretrain.steps", f"less than --train.steps={train.steps}")
     if task.is_causal and not config.model.is_causal:
         needed = f"True for --task={task.name}, whose answers come next"
-        raise expected("--model.is_causal", needed, config.model.is_causal)
+        raise _unfit(config, "model.is_causal", needed)
     if config.data.packing and not task.can_pack:
         needed = f"False for --task={task.name}, whose rows hold one example each"
-        raise expected("--data.packing", needed, True)
+        raise _unfit(config, "data.packing", needed)
+
+
+def _unfit(config: Config, flag: str, needed: str) -> InputError:
+    part, _, name = flag.partition(".")
+    return expected(f"--{flag}", needed, getattr(getattr(config, part), name))
 
 
 def _check_lengths(config: Config, task: Task) -> None:
@@ -86,15 +88,13 @@ def _check_processes(config: Config) -> None:
 def _check_split(config: Config, task: Task) -> None:
     """Refuses what the zeros would change that round a sequence up to the devices."""
     devices = config.train.seq_devices
-    if devices == 1:
-        return
-    if task.per_position or config.data.packing:
+    if devices > 1 and (task.per_position or config.data.packing):
         reason = "--data.packing" if config.data.packing else f"--task={task.name}"
         needed = f"1 with {reason}, which has several labels in a row"
-        raise expected("--train.seq_devices", needed, devices)
-    if config.model.padding == "zeros":
+        raise _unfit(config, "train.seq_devices", needed)
+    if devices > 1 and config.model.padding == "zeros":
         needed = f"lengths with --train.seq_devices={devices}"
-        raise expected("--model.padding", needed, "zeros")
+        raise _unfit(config, "model.padding", needed)
 
 
 def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
@@ -113,10 +113,9 @@ def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
     for name in unfit:
         if getattr(train, name):
             needed = "0 for labels that are not one class each"
-            raise expected(f"--train.{name}", needed, getattr(train, name))
+            raise _unfit(config, f"train.{name}", needed)
     if dataset.several and train.seq_devices > 1:
-        needed = "1 for examples of several classes"
-        raise expected("--train.seq_devices", needed, train.seq_devices)
+        raise _unfit(config, "train.seq_devices", "1 for examples of several classes")
     can_be_same = not (data.is_own or data.chosen_on_test or task.packs_rows)
     if can_be_same and _same_examples(dataset):
         but = " (or --data.validation=test)" if hasattr(data, "validation") else ""

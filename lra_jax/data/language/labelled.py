@@ -185,9 +185,6 @@ def _held_out(whole: Texts, kind: Kind, seed: int, *splits: str) -> dict[str, Te
 
     A text that occurs several times in a table is in one of the splits only. No class
     loses its last text of training.
-
-    Raises:
-      ValueError: there are too few texts for that.
     """
     places: dict[bytes, list[int]] = {}
     for place, one in enumerate(whole.texts):

@@ -58,9 +58,6 @@ def _place(root: Path) -> Path:
     that folder.
 
     Archives beside the folder, and hidden files, do not count.
-
-    Raises:
-      ValueError: there are other texts too, or WikiText twice.
     """
     places, packed, others = [], [], []
     for folder, names in corpora.folders(root):
