@@ -101,14 +101,6 @@ class Captured(NamedTuple):
         """Boolean `[B, T]`, True at real tokens."""
         return self.documents > 0
 
-    def call(self, layer: int) -> AttentionCall:
-        """The attention of a layer, counted from 1 over `calls`.
-
-        Raises:
-          ValueError: there is no such layer.
-        """
-        return call_of(self.calls, layer)
-
 
 def call_of(calls: Sequence[AttentionCall], layer: int) -> AttentionCall:
     """The attention of a layer, counted from 1.

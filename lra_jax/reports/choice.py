@@ -39,7 +39,7 @@ def find_families(groups: Sequence[Group]) -> list[Family]:
     tried: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups:
         tried.setdefault(_identify(group), []).append(group)
-    firsts: dict[str, dict[int, Family]] = {}
+    families: dict[str, list[Family]] = {}
     for alike in tried.values():
         best, ranked = best_group(alike), rank_groups(alike)
         if best is None:
@@ -47,11 +47,13 @@ def find_families(groups: Sequence[Group]) -> list[Family]:
         else:
             others = [group for group in ranked if group is not best]
             family = Family([best, *others], [best])
-        firsts.setdefault(alike[0].config.task, {})[id(family.groups[0])] = family
+        families.setdefault(alike[0].config.task, []).append(family)
     return [
-        of_task[id(first)]
-        for of_task in firsts.values()
-        for first in rank_groups([family.groups[0] for family in of_task.values()])
+        family
+        for of_task in families.values()
+        for first in rank_groups([family.groups[0] for family in of_task])
+        for family in of_task
+        if family.groups[0] is first
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax.analysis.capture import capture, variant_states
+from lra_jax.analysis.capture import call_of, capture, variant_states
 from lra_jax.analysis.collapse import collapse_curves, model_curves
 from lra_jax.analysis.networks import VARIANTS, Variant
 from lra_jax.models import MaskedLM, MatchingClassifier, SequenceClassifier
@@ -78,7 +78,7 @@ def test_states_are_those_between_the_blocks():
         out = block(x, jnp.asarray(captured.mask))
         np.testing.assert_allclose(captured.states[layer + 1], out, atol=1e-6)
         value = block.attention.value(block.attention_norm(x))
-        call = captured.call(layer + 1)
+        call = captured.calls[layer]
         np.testing.assert_allclose(call.value.reshape(value.shape), value, atol=1e-6)
     last = encoder.norm(jnp.asarray(captured.states[-1]))
     expected = encoder(TOKENS, jnp.asarray(captured.mask))
@@ -118,14 +118,14 @@ def test_errors():
     captured = capture(model, lambda: model(TOKENS, LENGTHS))
     for layer in (0, 3, -1):
         with pytest.raises(ValueError, match=f"layer: expected 1 to 2.*got {layer}"):
-            captured.call(layer)
+            call_of(captured.calls, layer)
     bare = MultiHeadAttention(2, 8, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"made of lra_jax\.models\.Block"):
         capture(bare, lambda: None)
     model = classifier("helpers:values_only", num_layers=1)
     captured = capture(model, lambda: model(TOKENS, LENGTHS))
     with pytest.raises(ValueError, match="helpers:values_only"):
-        captured.call(1).weights()
+        captured.calls[0].weights()
 
 
 def test_a_memory_is_carried_while_blocks_are_watched():
