@@ -460,7 +460,7 @@ def only_value_errors(call: Any, *args: Any, **keywords: Any) -> None:
         assert ": expected " in str(error) and ", got " in str(error), error
 
 
-@hypothesis.settings(FUZZ, max_examples=25)  # Each is two models.
+@hypothesis.settings(FUZZ, max_examples=10)  # Each is two models.
 @hypothesis.given(TEXT)
 def test_texts_of_options(text):
     only_value_errors(parse_options, text)

@@ -20,32 +20,31 @@ needs_pyright = pytest.mark.skipif(
 )
 
 
-def problems(folder: Path, program: str) -> list[str]:
-    """What pyright says of a program in a folder of its own, in its strictest mode."""
-    (folder / "program.py").write_text(program)
+def problems(folder: Path, *programs: str) -> list[str]:
+    """What pyright says of programs in a folder of their own, in its strictest mode."""
+    for number, program in enumerate(programs):
+        (folder / f"program_{number}.py").write_text(program)
     settings = {"typeCheckingMode": "strict", "extraPaths": [str(ROOT)]}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--outputjson"]
     command += ["--pythonpath", sys.executable, "--project", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     report = json.loads(done.stdout)
-    assert report["summary"]["filesAnalyzed"] == 1, done.stderr
+    assert report["summary"]["filesAnalyzed"] == len(programs), done.stderr
     return [
-        f"line {one['range']['start']['line'] + 1}: {one['message']}"
+        f"{Path(one['file']).name}, line {one['range']['start']['line'] + 1}: "
+        f"{one['message']}"
         for one in report["generalDiagnostics"]
     ]
 
 
 @needs_pyright
 def test_a_users_program_has_types(tmp_path) -> None:
-    assert problems(tmp_path, PROGRAM.read_text("utf-8")) == []
-
-
-@needs_pyright
-def test_a_wrong_program_is_found(tmp_path) -> None:
-    wrong = PROGRAM.read_text("utf-8").replace("allow_code=False", "allow_code=3")
-    (problem,) = problems(tmp_path, wrong)
-    assert "allow_code" in problem
+    """And a wrong one is found."""
+    right = PROGRAM.read_text("utf-8")
+    wrong = right.replace("allow_code=False", "allow_code=3")
+    (problem,) = problems(tmp_path, right, wrong)
+    assert problem.startswith("program_1.py") and "allow_code" in problem
 
 
 def test_the_program_runs() -> None:

@@ -28,7 +28,7 @@ def _layer(mechanism: str | Mechanism, **more) -> MultiHeadAttention:
 PARTS = {"short_conv": 3, "gate": True, "local_values": True}
 
 
-def _streamed(layer: MultiHeadAttention, x, first: int = 4):
+def _streamed(layer: MultiHeadAttention, x, first: int = 7):
     out, state = prefill(layer, x[:, :first])
     outs = [out]
     for t in range(first, x.shape[1]):

@@ -1,8 +1,8 @@
 """Against the public reference implementations, forward and backward.
 
-Each case is rebuilt from the options that the index states, and compared in float32 (to
-1e-5 of the largest value) and in float64 (to 1e-10; 1e-6 where the reference itself
-computes in float32). Every case of these families is covered.
+Each case is rebuilt from the options that the index states, and compared in float64, to
+1e-10 of the largest value (1e-6 where the reference itself computes in float32); one of
+each family and form in float32, to 1e-5. Every case of these families is covered.
 """
 
 import functools
@@ -77,16 +77,25 @@ def _compare(
     assert error <= tolerance, f"{name}: {error:.2e} of the largest value"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_output_and_gradients(case: dict[str, Any], dtype: str) -> None:
-    _check(case, dtype)
+def test_output_and_gradients(case: dict[str, Any]) -> None:
+    _check(case, "float64")
+
+
+# One case of each family and form: the formula does not depend on the dtype.
+NARROW = {(x["name"].split("_")[0], golden_builders.is_causal(x)): x for x in CASES}
+
+
+@pytest.mark.parametrize("case", NARROW.values(), ids=lambda case: case["name"])
+def test_in_float32(case: dict[str, Any]) -> None:
+    _check(case, "float32")
 
 
 OTHERS = [
-    pytest.param(case, dtype, {"implementation": "blocks", "block": 7}, id=case["name"])
+    pytest.param(
+        case, "float64", {"implementation": "blocks", "block": 7}, id=case["name"]
+    )
     for case in golden.select("softmax")
-    for dtype in TOLERANCE
 ]
 without = pytest.mark.skipif(NO_NATIVE is not None, reason=f"{NO_NATIVE}")
 OTHERS += [

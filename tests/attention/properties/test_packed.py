@@ -13,7 +13,6 @@ from lra_jax import attention
 from lra_jax.attention.causal.engine import Chunking
 
 from ..mechanisms import (
-    ALL_FORMS,
     CAUSAL,
     NAMES,
     STREAMS,
@@ -65,32 +64,40 @@ def documents(ids: np.ndarray = IDS) -> list[tuple[int, int, int]]:
     return spans_of_rows
 
 
-def _inputs(name: str) -> tuple[tuple, np.ndarray]:
-    """Arrays, and factors of the outputs, none at padding."""
+# A mask in addition: some documents begin or end with a hidden position.
+SEEN = np.random.default_rng(39).random(IDS.shape) < 0.6
+ALL_SEEN = np.ones_like(SEEN)
+
+
+def _inputs(seen: np.ndarray) -> tuple[tuple, np.ndarray]:
+    """Arrays, and factors of the outputs, none at padding and hidden positions."""
     arrays = inputs(31, batch=BATCH, query_length=LENGTH, length=LENGTH)
     factors = np.random.default_rng(32).normal(size=arrays[2].shape)
-    factors = np.where((IDS > 0)[:, :, None, None], factors, 0)
+    factors = np.where((seen & (IDS > 0))[:, :, None, None], factors, 0)
     return tuple(x.astype("float64") for x in arrays), factors
 
 
-def _alone(name: str, causal: bool, **options: Any) -> list[np.ndarray]:
+def _masks(name: str, mask: Any) -> dict[str, Any]:
+    return {"mask": mask} | ({"query_mask": mask} if takes(name, "query_mask") else {})
+
+
+def _alone(name: str, causal: bool, hidden: bool, **options: Any) -> list[np.ndarray]:
     """Output and gradients of every document alone, each in its place in the rows."""
-    arrays, factors = _inputs(name)
+    seen = SEEN if hidden else ALL_SEEN
+    arrays, factors = _inputs(seen)
     together = [np.zeros_like(x) for x in (factors, *arrays)]
 
     @fast_jit
     def call(query, key, value, factors, mask):
         # Positions after the document are padding: one length, one compilation.
-        masks = {"query_mask": mask} if takes(name, "query_mask") else {}
-        more = masks | options | ({"is_causal": True} if causal else {})
-        out, pull = jax.vjp(lambda *x: run(name)(*x, mask, **more), query, key, value)
-        return out, *pull(factors)
+        more = _masks(name, mask) | options | ({"is_causal": True} if causal else {})
+        out, pull = jax.vjp(lambda *x: run(name)(*x, **more), query, key, value)
+        return jnp.where(mask[..., None, None], out, 0), *pull(factors)
 
     for row, first, end in documents():
-        parts = (x[row : row + 1, first:end] for x in (*arrays, factors))
+        parts = [x[row : row + 1, first:end] for x in (*arrays, factors, seen)]
         filling = [(0, 0), (0, LENGTH - end + first), (0, 0), (0, 0)]
-        mask = np.arange(LENGTH)[None] < end - first
-        made = call(*(np.pad(x, filling) for x in parts), mask)
+        made = call(*(np.pad(x, filling[: x.ndim]) for x in parts))
         for whole, part in zip(together, made, strict=True):
             whole[row, first:end] = np.asarray(part)[0, : end - first]
     return together
@@ -100,73 +107,58 @@ _cached = functools.cache(_alone)
 
 
 def _check(
-    name: str, causal: bool, options: dict[str, Any] | None = None, **more: Any
+    name: str,
+    causal: bool,
+    options: dict[str, Any] | None = None,
+    hidden: bool = False,
+    **more: Any,
 ) -> None:
     """In float64: gradients of a norm over a few numbers lose half of the digits.
 
     The padding is NaN: it may hold anything.
     """
     more |= ({"is_causal": True} if causal else {}) | (options or {})
+    more |= _masks(name, SEEN) if hidden else {}
+    seen = SEEN if hidden else ALL_SEEN
 
     @fast_jit
     def call(factors, *arrays):
         ids = jnp.asarray(IDS)
         attend = functools.partial(run(name), segment_ids=ids, **more)
         out, pull = jax.vjp(attend, *arrays)
-        return jnp.where((ids > 0)[:, :, None, None], out, 0), *pull(factors)
+        real = (ids > 0) & seen
+        return jnp.where(real[:, :, None, None], out, 0), *pull(factors)
 
     with jax.enable_x64(True):
-        arrays, factors = _inputs(name)
+        arrays, factors = _inputs(seen)
         real = (IDS > 0)[:, :, None, None]
         arrays = (np.where(real, x, np.nan) for x in arrays)
-        expected = _alone(name, causal, **options) if options else _cached(name, causal)
+        make = _alone if options else _cached
+        expected = make(name, causal, hidden, **options or {})
         assert_close(call(factors, *arrays), tuple(expected), 1e-9)
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_a_packed_row_is_each_document_alone(name: str) -> None:
-    _check(name, False)
+    """Some positions are hidden in addition; the cuts below have no mask."""
+    _check(name, False, hidden=True)
 
 
 # All cuts of one that has the common engine, and of softmax.
-CUTS = [(name, CHUNKINGS[0]) for name in PACKED if name in CAUSAL]
-CUTS += itertools.product(["linear", "softmax"], CHUNKINGS[1:])
+CUTS = [(name, CHUNKINGS[0], True) for name in PACKED if name in CAUSAL]
+CUTS += itertools.product(["linear", "softmax"], CHUNKINGS[1:], [False])
 
 
-@pytest.mark.parametrize(("name", "chunking"), CUTS)
+@pytest.mark.parametrize(("name", "chunking", "hidden"), CUTS)
 def test_a_packed_row_is_each_document_alone_in_the_causal_form(
-    name: str, chunking: Chunking
+    name: str, chunking: Chunking, hidden: bool
 ) -> None:
-    _check(name, True, **cuts(name, chunking))
+    _check(name, True, hidden=hidden, **cuts(name, chunking))
 
 
 @pytest.mark.parametrize(("name", "options", "causal"), OPTIONS)
 def test_documents_under_other_options(name: str, options: dict, causal: bool) -> None:
-    _check(name, causal, options, **(cuts(name, CHUNKINGS[0]) if causal else {}))
-
-
-@pytest.mark.parametrize(("name", "form"), [x for x in ALL_FORMS if x[0] in PACKED])
-def test_positions_hidden_in_documents(name: str, form: str) -> None:
-    """A mask in addition: some documents begin or end with a hidden position."""
-    seen = np.random.default_rng(39).random(IDS.shape) < 0.6
-
-    @fast_jit
-    def call(query, key, value, mask, ids=None):
-        masks = {"query_mask": mask} if takes(name, "query_mask") else {}
-        return run(name, form)(query, key, value, mask, segment_ids=ids, **masks)
-
-    with jax.enable_x64(True):
-        arrays, _ = _inputs(name)
-        out = np.asarray(call(*arrays, seen, IDS))
-        for row, first, end in documents():
-            filling = [(0, 0), (0, LENGTH - end + first), (0, 0), (0, 0)]
-            alone = (
-                np.pad(x[row : row + 1, first:end], filling[: x.ndim])
-                for x in (*arrays, seen)
-            )
-            expected = np.asarray(call(*alone))[0, : end - first]
-            here = seen[row, first:end]
-            assert_close(out[row, first:end][here], expected[here], 1e-9)
+    _check(name, causal, options, False, **(cuts(name, CHUNKINGS[0]) if causal else {}))
 
 
 @pytest.mark.parametrize("name", [name for name in PACKED if takes(name, "gate")])

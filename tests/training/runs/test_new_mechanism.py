@@ -138,7 +138,7 @@ def test_it_has_the_common_properties(copy: Path) -> None:
     assert end.returncode == 0, end.stdout[-5000:] + end.stderr
     assert " failed" not in end.stdout
     passed = int(end.stdout.rpartition(" passed")[0].split()[-1])
-    assert passed >= 30, end.stdout
+    assert passed >= 28, end.stdout
 
 
 def test_a_formula_that_it_does_not_follow_is_noticed(copy: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_formula_that_it_does_not_follow_is_noticed(copy: Path) -> None:
     test.write_text(FORMULA.replace("(1 + distance)", "(2 + distance)"))
     formulas = str(copy / "tests/attention/properties/test_formulas.py")
     end = _python(
-        copy, "-m", "pytest", formulas, "-k", "toy and more_queries", "-q", "-n0"
+        copy, "-m", "pytest", formulas, "-k", "toy-full and masks_grouped", "-q", "-n0"
     )
     assert end.returncode == 1, end.stdout
     assert "1 failed" in end.stdout

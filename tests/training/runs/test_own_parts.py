@@ -22,7 +22,6 @@ from lra_jax.training.trainer import Trainer
 TRAIN = {"steps": 10, "eval_every": 5, "log_every": 5, "warmup": 2}
 OPTIMIZERS = {
     "adafactor": {},
-    "lion": {"weight_decay": 0.1},
     "muon": {"weight_decay": 0.1, "decay_vectors": False},
     "optax.contrib:schedule_free_sgd": {"learning_rate": 0.1},
 }
