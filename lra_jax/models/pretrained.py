@@ -19,10 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax.attention.inputs import check_eps, check_shape, check_size
+from lra_jax.attention.inputs import check_shape
 from lra_jax.attention.masking import check_mask
 from lra_jax.attention.registry import resolve
-from lra_jax.errors import expected, known, reason, renamed, within
+from lra_jax.errors import (
+    Count,
+    Positive,
+    Size,
+    check_types,
+    expected,
+    known,
+    reason,
+    renamed,
+    within,
+)
 from lra_jax.files import expand_home, parse_json, read_bytes, read_json
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
@@ -35,7 +45,8 @@ from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.saved import FILE, Saved, own_sizes
 
 
-class PretrainedConfig(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class PretrainedConfig:
     """The sizes of a Hugging Face model.
 
     Attributes:
@@ -47,29 +58,28 @@ class PretrainedConfig(NamedTuple):
     """
 
     kind: str
-    vocab_size: int
-    max_length: int
-    num_layers: int
-    embed_dim: int
-    num_heads: int
-    mlp_dim: int
+    vocab_size: Size
+    max_length: Size
+    num_layers: Size
+    embed_dim: Size
+    num_heads: Size
+    mlp_dim: Size
     activation: str
-    epsilon: float
-    token_types: int = 0
+    epsilon: Positive
+    token_types: Count = 0
 
     @property
-    def is_causal(self) -> bool:
-        """Whether each position sees only itself and those before it."""
-        return self.kind == "gpt2"
-
-    @property
-    def norm_first(self) -> bool:
-        """Norms before attention and MLP, and a last one; else after each sum."""
+    def is_decoder(self) -> bool:
+        """Causal, with norms before attention and MLP and a last one; else the norms
+        are after each sum."""
         return self.kind == "gpt2"
 
 
 # By Hugging Face's names, as of an `Mlp`.
 _ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu", "relu": "relu"}
+
+
+Weights = dict[str, np.ndarray]
 
 
 class Family(NamedTuple):
@@ -200,10 +210,10 @@ class PretrainedEncoder(nnx.Module):
     ):
         self.config = config
         if dict(options or ()).get("sharing") == "layerwise":
-            requirement = (
+            needed = (
                 "another, since each block of a pretrained model has its own arrays"
             )
-            raise expected("sharing", requirement, "'layerwise'")
+            raise expected("sharing", needed, "'layerwise'")
         width = config.embed_dim
         rows = config.max_length + _FAMILIES[config.kind].unused
         self.embed = nnx.Embed(config.vocab_size, width, rngs=rngs)
@@ -220,7 +230,7 @@ class PretrainedEncoder(nnx.Module):
                 mechanism=mechanism,
                 options=options,
                 max_length=config.max_length,
-                is_causal=config.is_causal,
+                is_causal=config.is_decoder,
                 layer=index,
                 num_layers=config.num_layers,
                 rngs=rngs,
@@ -231,7 +241,7 @@ class PretrainedEncoder(nnx.Module):
                 attention,
                 mlp,
                 width,
-                post_norm=not config.norm_first,
+                post_norm=not config.is_decoder,
                 dropout=dropout,
                 epsilon=config.epsilon,
             )
@@ -273,18 +283,22 @@ class PretrainedEncoder(nnx.Module):
         check_shape("tokens", tokens, "B T", None, None)
         config, (batch, length) = self.config, tokens.shape
         if length > config.max_length:
-            requirement = f"[B, T] with T <= {config.max_length}"
-            raise expected("tokens", requirement, tokens.shape)
+            needed = f"[B, T] with T <= {config.max_length}"
+            raise expected("tokens", needed, tokens.shape)
         mask = check_mask("mask", mask, "B T", {1, batch}, length)
+        if token_types is not None and self.token_types is None:
+            needed = f"None, since a {config.kind} model has no token types"
+            raise expected("token_types", needed, "an array")
         if token_types is not None:
-            self._check_types(token_types, batch, length)
+            check_shape("token_types", token_types, "B T", batch, length)
+            check_ids("token_types", token_types, config.token_types, "types")
         if mask is None:
             return self._states(tokens, None, rngs, token_types)
         mask = jnp.broadcast_to(mask, tokens.shape)
         order, back = order_real_first(mask)
-        tokens, mask = reorder(tokens, order), reorder(mask, order)
         if token_types is not None:
             token_types = reorder(token_types, order)
+        tokens, mask = reorder(tokens, order), reorder(mask, order)
         states = self._states(tokens, mask, rngs, token_types)
         return [reorder(state, back) for state in states]
 
@@ -303,21 +317,13 @@ class PretrainedEncoder(nnx.Module):
         if self.token_types is not None:
             types = jnp.zeros_like(tokens) if token_types is None else token_types
             x = x + self.token_types[...][types]
-        x = self.dropout(x if config.norm_first else self.norm(x), rngs)
+        x = self.dropout(x if config.is_decoder else self.norm(x), rngs)
         states = [x]
         for block in self.blocks:
             states.append(block(states[-1], mask, rngs))
-        if config.norm_first:
+        if config.is_decoder:
             states[-1] = self.norm(states[-1])
         return states
-
-    def _check_types(self, token_types: jax.Array, batch: int, length: int) -> None:
-        config = self.config
-        if self.token_types is None:
-            requirement = f"None, since a {config.kind} model has no token types"
-            raise expected("token_types", requirement, "an array")
-        check_shape("token_types", token_types, "B T", batch, length)
-        check_ids("token_types", token_types, config.token_types, "types")
 
 
 def from_softmax(
@@ -349,26 +355,26 @@ def from_softmax(
         use the projections.
     """
     rngs = nnx.Rngs(params=0) if rngs is None else rngs
-    needed = {"query", "key", "value", "out"}
+    parts = {"query", "key", "value", "out"}
     entry = resolve(mechanism, "mechanism")
-    if not needed <= set(entry.projections):
-        requirement = "one with queries, keys, values and an output to project"
-        raise expected("mechanism", requirement, f"{entry.name!r}")
+    if not parts <= set(entry.projections):
+        needed = "one with queries, keys, values and an output to project"
+        raise expected("mechanism", needed, f"{entry.name!r}")
     if not isinstance(source, str | os.PathLike):
         return _of_ours(source, mechanism, options, rngs)
     folder = expand_home(source, "source")
     if not (folder / "config.json").exists():
-        requirement = "a folder with the config.json of a BERT, RoBERTa or GPT-2"
-        raise expected("source", requirement, f"{folder}, which has none")
+        needed = "a folder with the config.json of a BERT, RoBERTa or GPT-2"
+        raise expected("source", needed, f"{folder}, which has none")
     if (folder / FILE).with_suffix(".json").exists():
-        requirement = "a folder of a BERT, RoBERTa or GPT-2, or a loaded model"
+        needed = "a folder of a BERT, RoBERTa or GPT-2, or a loaded model"
         raise expected(
-            "source", requirement, f"the run {folder}: pass `load(...)` of it instead"
+            "source", needed, f"the run {folder}: pass `load(...)` of it instead"
         )
     config = read_config(folder / "config.json")
-    weights = _Noting(read_weights(*_weight_files(folder)))
+    weights = read_weights(*_weight_files(folder))
     arrays = _convert(weights, config)
-    _check_layers(weights, config)
+    _check_left(weights, config)
     model = PretrainedEncoder(
         config, mechanism, options=options, dropout=dropout, rngs=rngs
     )
@@ -383,9 +389,9 @@ def read_config(file: Path) -> PretrainedConfig:
       ValueError: it is missing, of another kind of model, or of one that computes
         something else.
     """
-    requirement = "the config of a BERT, RoBERTa or GPT-2"
+    needed = "the config of a BERT, RoBERTa or GPT-2"
     try:
-        values = read_json(file, requirement)
+        values = read_json(file, needed)
         kind = known("model_type", values["model_type"], _FAMILIES)
         family = _FAMILIES[kind]
         stored = {
@@ -398,13 +404,9 @@ def read_config(file: Path) -> PretrainedConfig:
         stored["max_length"] -= family.unused
         config = PretrainedConfig(kind=kind, **stored)
     except (OSError, KeyError, TypeError) as error:
-        raise expected(str(file), requirement, reason(error)) from error
+        raise expected(str(file), needed, reason(error)) from error
     try:
-        for name in ("vocab_size", "max_length", "num_layers", "embed_dim", "mlp_dim"):
-            check_size(name, getattr(config, name))
-        check_size("num_heads", config.num_heads)
-        check_size("token_types", config.token_types, 0)
-        check_eps(config.epsilon, "epsilon")
+        check_types(config)
     except ValueError as error:
         raise within(str(file), error) from error
     known("activation", config.activation, _ACTIVATIONS)
@@ -440,10 +442,8 @@ def _weight_files(folder: Path) -> list[Path]:
     file, index = (folder / f"model.safetensors{end}" for end in ("", ".index.json"))
     if file.exists() or not index.exists():
         if not file.exists() and any(folder.glob("*.bin")):
-            requirement = (
-                "safetensors files (`save_pretrained` of transformers writes them)"
-            )
-            raise expected("source", requirement, f"{folder} with .bin files")
+            needed = "safetensors files (`save_pretrained` of transformers writes them)"
+            raise expected("source", needed, f"{folder} with .bin files")
         return [file]
     try:
         places = parse_json(read_bytes(index))["weight_map"]
@@ -452,41 +452,22 @@ def _weight_files(folder: Path) -> list[Path]:
         raise expected(str(index), "an index of weights", reason(error)) from error
 
 
-Weights = Mapping[str, np.ndarray]
-
-
-class _Noting(dict[str, np.ndarray]):
-    """Arrays by name, and the names of those that were read."""
-
-    def __init__(self, arrays: Weights):
-        super().__init__(arrays)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        self.read.add(name)
-        return super().__getitem__(name)
-
-
-def _check_layers(weights: _Noting, config: PretrainedConfig) -> None:
+def _check_left(weights: Weights, config: PretrainedConfig) -> None:
     """Refuses a file whose layers have parts, or are more, than the config says."""
-    for name in sorted(weights.keys() - weights.read):
+    for name in sorted(weights):
         layer = re.match(r"(?:encoder\.layer|h)\.(\d+)\.", name)
         if layer is None or name[layer.end() :] in _BUFFERS:
             continue
-        requirement = f"{config.num_layers} layers, as config.json says"
+        needed = f"{config.num_layers} layers, as config.json says"
         if int(layer[1]) < config.num_layers:
-            requirement = f"the arrays of a plain {config.kind} layer"
-        raise expected("model.safetensors", requirement, f"{name} as well")
+            needed = f"the arrays of a plain {config.kind} layer"
+        raise expected("model.safetensors", needed, f"{name} as well")
 
 
 def _convert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """Arrays under this package's names.
-
-    Raises:
-      ValueError: one is missing, or is not of floats.
-    """
+    """Takes the arrays of a model out of the weights; under this package's names."""
     family = _FAMILIES[config.kind]
-    arrays = {ours: _get(weights, name) for ours, name in family.tables.items()}
+    arrays = {ours: _take(weights, name) for ours, name in family.tables.items()}
     arrays |= _norm(weights, family.norm, "norm")
     for index in range(config.num_layers):
         theirs, block = f"{family.layer}.{index}", f"blocks.{index}"
@@ -497,9 +478,9 @@ def _convert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray
             if len(places) > 1:
                 width = len(places) * config.embed_dim
                 shapes = (config.embed_dim, width), (width,)
-            kernel = _get(weights, f"{theirs}.{name}.weight", *shapes[0])
+            kernel = _take(weights, f"{theirs}.{name}.weight", *shapes[0])
             kernel = kernel.T if family.is_transposed else kernel
-            bias = _get(weights, f"{theirs}.{name}.bias", *shapes[1])
+            bias = _take(weights, f"{theirs}.{name}.bias", *shapes[1])
             parts = (np.split(x, len(places), axis=-1) for x in (kernel, bias))
             for place, one, other in zip(places, *parts, strict=True):
                 arrays[f"{block}.{place}.kernel"] = one
@@ -507,24 +488,24 @@ def _convert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray
     return arrays
 
 
-def _get(weights: Weights, name: str, *shape: int) -> np.ndarray:
-    """An array in float32; of this shape, if one is passed."""
+def _take(weights: Weights, name: str, *shape: int) -> np.ndarray:
+    """Takes an array, in float32; of this shape, if one is passed."""
     if name not in weights:
         raise expected("model.safetensors", f"an array {name}", "none")
-    array = weights[name]
+    array = weights.pop(name)
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        requirement = f"{name} of a floating dtype, not quantised"
-        raise expected("model.safetensors", requirement, array.dtype)
+        needed = f"{name} of a floating dtype, not quantised"
+        raise expected("model.safetensors", needed, array.dtype)
     if shape and array.shape != shape:
-        requirement = f"{name} of shape {shape}"
-        raise expected("model.safetensors", requirement, array.shape)
+        needed = f"{name} of shape {shape}"
+        raise expected("model.safetensors", needed, array.shape)
     return array.astype(np.float32)
 
 
 def _norm(weights: Weights, theirs: str, ours: str) -> dict[str, np.ndarray]:
     return {
-        f"{ours}.scale": _get(weights, f"{theirs}.weight"),
-        f"{ours}.bias": _get(weights, f"{theirs}.bias"),
+        f"{ours}.scale": _take(weights, f"{theirs}.weight"),
+        f"{ours}.bias": _take(weights, f"{theirs}.bias"),
     }
 
 
@@ -550,8 +531,8 @@ def fill(model: nnx.Module, arrays: Mapping[str, Any], source: str) -> None:
         # A copy: training one of two models must not overwrite the other's arrays.
         array = jnp.array(left.pop(name), variable.dtype)
         if array.shape != variable.shape:
-            requirement = f"{name} of shape {variable.shape}"
-            raise expected(source, requirement, array.shape)
+            needed = f"{name} of shape {variable.shape}"
+            raise expected(source, needed, array.shape)
         variable[...] = array
     if left:
         raise expected(source, "no further arrays", ", ".join(left))
@@ -569,8 +550,8 @@ def _of_ours(source: Any, mechanism: Any, options: Any, rngs: nnx.Rngs) -> nnx.M
         raise expected("source", "a model of softmax attention", got)
     entry = resolve(mechanism)
     if config.gate and any(g.name == "gate" for g in entry.gates):
-        requirement = "one without a gate, since the source has its own"
-        raise expected("mechanism", requirement, f"{entry.name!r}")
+        needed = "one without a gate, since the source has its own"
+        raise expected("mechanism", needed, f"{entry.name!r}")
     config = dataclasses.replace(
         config, mechanism=mechanism, attention_options=options or "", hybrid=""
     )

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,15 +144,11 @@ class Saved:
             return [longest] * len(lengths)  # Images have one size.
         # The mean over all positions depends on the padding, as it did in training.
         if getattr(self.model, "padding", "lengths") == "zeros":
-            return [self.width_of(length) for length in lengths]
+            buckets = [*self.raw.get("buckets", ()), self._max_length]
+            return [next(w for w in buckets if w >= length) for length in lengths]
         # Few widths, because each is compiled once.
         width = min(self.config.max_length, 2 ** (longest - 1).bit_length())
         return [width] * len(lengths)
-
-    def width_of(self, length: int) -> int:
-        """The length to which training padded an example of this length."""
-        buckets = self.raw.get("buckets", ())
-        return next((width for width in buckets if width >= length), self._max_length)
 
     @property
     def _max_length(self) -> int:
@@ -296,11 +292,9 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
     is_run = expand_home(run_or_file, "run").is_dir()
     code = own_code.prefer_copies(path.parent) if allow_code and is_run else None
     with code or contextlib.nullcontext():
-        try:
+        with _described(path):
             make = maker(described["model"], allow_code)
             about = described["about"]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise _no_description(path, error) from error
         graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
     like = nnx.to_pure_dict(nnx.filter_state(state, (nnx.Param, Buffer)))
     nnx.replace_by_pure_dict(state, arrays.load_arrays(path, like))
@@ -309,15 +303,10 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
 
 
 def read_kind_and_raw(run_or_file: str | os.PathLike[str]) -> tuple[str, Raw]:
-    """The name of a model's class, and how raw examples become tokens.
-
-    The model is not loaded; see `load`, also for the errors.
-    """
+    """The name of a model's class, and how raw examples become tokens; see `load`."""
     path, described = _read(run_or_file)
-    try:
+    with _described(path):
         return described["model"]["kind"], described["raw"]
-    except (KeyError, TypeError) as error:
-        raise _no_description(path, error) from error
 
 
 def arrays_of(run_or_file: str | os.PathLike[str]) -> Path:
@@ -346,31 +335,30 @@ def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
             raise expected("run", needed, path.parent)
     path = _path(path)
     notes = path.with_suffix(".json")
-    try:
+    with _described(path):
         described = read_json(notes, "the description of a model")
         if not isinstance(described, dict):
             raise TypeError(a_thing(described))
-        _check_seal(described, notes, path)
+        seal = described.pop("seal", None)
+        # Without a seal, the files may be changed after `save` wrote them.
+        if seal not in (None, seals.digest(described)):
+            raise expected(str(notes), "the description that was written", "another")
+        if seal is not None and not (
+            path.exists() and described["arrays"] == seals.sha256(path)
+        ):
+            raise expected(str(path), "the arrays that were written", "others")
         check_raw(described["raw"])
-    except (OSError, KeyError, TypeError, AttributeError) as error:
-        raise _no_description(path, error) from error
     return path, described
 
 
-def _no_description(path: Path, error: Exception) -> ValueError:
-    notes = path.with_suffix(".json")
-    return expected(str(notes), "the description of a model", reason(error))
-
-
-def _check_seal(described: dict[str, Any], notes: Path, file: Path) -> None:
-    """Refuses files changed since `save` wrote them; without a seal they may be."""
-    seal = described.pop("seal", None)
-    if seal is None:
-        return
-    if seal != seals.digest(described):
-        raise expected(str(notes), "the description that was written", "another")
-    if not file.exists() or described["arrays"] != seals.sha256(file):
-        raise expected(str(file), "the arrays that were written", "others")
+@contextlib.contextmanager
+def _described(path: Path) -> Iterator[None]:
+    """Context that reads a model's description; a damaged one is a `ValueError`."""
+    try:
+        yield
+    except (OSError, KeyError, TypeError, AttributeError) as error:
+        notes, needed = path.with_suffix(".json"), "the description of a model"
+        raise expected(str(notes), needed, reason(error)) from error
 
 
 def is_known(model: nnx.Module) -> bool:
@@ -379,25 +367,19 @@ def is_known(model: nnx.Module) -> bool:
 
 
 def describe(model: Any) -> dict[str, Any]:
-    """Everything about a model but its arrays, as JSON values.
-
-    Raises:
-      ValueError: see `save`.
-    """
-    if not is_known(model) and isinstance(model, nnx.Module):
-        needed = f"one of {', '.join(_KINDS)} (`save_arrays` takes the state of others)"
-        raise expected("model", needed, a_thing(model))
+    """Everything about a model but its arrays, as JSON values; errors as of `save`."""
     sizes, config = own_sizes(model), model.encoder.config
-    settings = {
-        field.name: getattr(config, field.name) for field in dataclasses.fields(config)
-    }
+    settings = {x.name: getattr(config, x.name) for x in dataclasses.fields(config)}
     settings["mechanism"] = _spell(config.mechanism)
     settings["hybrid"] = [_spell(one) for one in config.hybrid_names]
     dtype = settings["dtype"]  # A dtype, or a scalar type such as jnp.bfloat16.
     settings["dtype"] = None if dtype is None else str(jnp.dtype(dtype))
     for name in ("attention_options", "mlp_options"):
         settings[name] = parse_options(settings[name])
-        _check_options(name, settings[name])
+        for option, value in settings[name].items():  # `load` makes tuples of lists.
+            if _tuples(_json(name, value)) != value:
+                needed = "numbers, text, and tuples of them, which a file can hold"
+                raise expected(name, needed, f"{option}={value!r}")
     described = {"kind": type(model).__name__, **sizes, "encoder": settings}
     return _json("model", described)
 
@@ -422,10 +404,13 @@ def own_sizes(model: Any) -> dict[str, int]:
       ValueError: it is not one of this package's models.
     """
     if not is_known(model):
+        needed = f"one of {', '.join(_KINDS)}"
+        if isinstance(model, nnx.Module):
+            needed += " (`save_arrays` takes the state of others)"
         got = a_thing(model)
         if isinstance(model, Saved):
             got += ", whose attribute `model` is one"
-        raise expected("model", f"one of {', '.join(_KINDS)}", got)
+        raise expected("model", needed, got)
     if isinstance(model, DecisionTransformer):
         widths = {"state_dim": model.states, "action_dim": model.actions}
         sizes = {name: layer.in_features for name, layer in widths.items()}
@@ -434,14 +419,6 @@ def own_sizes(model: Any) -> dict[str, int]:
     if not isinstance(model, LanguageModel):  # Its classes are its vocabulary.
         sizes["num_classes"] = model.num_classes
     return sizes
-
-
-def _check_options(kind: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that `load` would read as others, such as lists."""
-    for name, value in options.items():
-        if _tuples(_json(kind, value)) != value:
-            needed = "numbers, text, and tuples of them, which a file can hold"
-            raise expected(kind, needed, f"{name}={value!r}")
 
 
 def _check_variables(model: nnx.Module) -> None:

@@ -165,24 +165,18 @@ class Checkpoints:
     ) -> None:
         """Saves everything that a later session needs to resume.
 
-        Args:
-          step: steps done.
-          state, progress, data: what to save.
-          about: for the seal of the checkpoint.
+        ``about`` is for the seal of the checkpoint. A step is saved again only if it
+        was saved before its validation, which is now done.
 
         Raises:
           OSError: it cannot be written; `save_best` raises this too.
         """
-        if self.latest_step == step and not self._gains_validation(about):
-            return
+        if self.latest_step == step:
+            before, _ = seals.read(Path(self._latest.latest.path))
+            if (before or {}).get("validated", False) or not about.get("validated"):
+                return
         items = {"state": _items(state), "progress": progress._asdict(), "data": data}
         self._save(self._latest, step, items, about)
-
-    def _gains_validation(self, about: dict[str, Any]) -> bool:
-        """Whether the newest checkpoint was saved before its validation, now done."""
-        before, _ = seals.read(Path(self._latest.latest.path))
-        done = (before or {}).get("validated", False)
-        return about.get("validated", False) and not done
 
     def save_best(self, step: int, params: nnx.State) -> None:
         """Saves parameters as the best so far, replacing earlier ones."""
@@ -201,8 +195,8 @@ class Checkpoints:
             arrays = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
             check_space(self._folder, sum(x.nbytes for x in arrays))
             kept.save_checkpointables(step, items, force=True, overwrite=True)
-            self._check_written(kept, step, items)
             if hosts.is_writer():
+                _check_written(kept.latest, step, items)
                 seals.write(Path(kept.latest.path), run=self._run, **about)
         except Exception as error:  # Orbax' parts report a full disk in many ways.
             self._failed = True
@@ -213,15 +207,6 @@ class Checkpoints:
                 f"earlier ones are kept: {on_one_line(error)}"
             ) from error
 
-    def _check_written(self, kept: Any, step: int, items: dict[str, Any]) -> None:
-        """Detects arrays without the manifest by which Orbax finds them."""
-        if not hosts.is_writer():
-            return
-        for tree in items.keys() & set(_TREES):
-            manifest = Path(kept.latest.path) / tree / "manifest.ocdbt"
-            if kept.latest.step != step or not manifest.exists():
-                raise FileNotFoundError(f"{manifest} was not written")
-
     def restore(self, state: TrainState, data: Any) -> tuple[TrainState, Progress]:
         """Loads the newest intact checkpoint in the shapes and placement of ``state``.
 
@@ -231,10 +216,7 @@ class Checkpoints:
           ValueError: there is none, it does not hold such a state, it is of another
             run, or the best one is lost. The loaders below raise the first three.
         """
-        items = {
-            "state": _abstract(_items(state)),
-            "progress": Progress()._asdict(),
-        }
+        items = {"state": _abstract(_items(state)), "progress": Progress()._asdict()}
         if data is not None:
             items["data"] = data
         loaded, step, self.seal = self._load(self._latest, items)
@@ -270,11 +252,11 @@ class Checkpoints:
     ) -> tuple[nnx.State, int]:
         """Loads what a checkpoint is scored with; also returns its step."""
         if which == "best":
-            items = {"params": _abstract(state.params)}
-            loaded, step, _ = self._load(self._best, items)
+            loaded, step, _ = self._load(
+                self._best, {"params": _abstract(state.params)}
+            )
             return loaded["params"], step
-        items = {"state": _abstract(_items(state))}
-        loaded, step, _ = self._load(self._latest, items)
+        loaded, step, _ = self._load(self._latest, {"state": _abstract(_items(state))})
         return scored_params(TrainState(**loaded["state"])), step
 
     def _load(
@@ -331,6 +313,14 @@ class Checkpoints:
                 stack.callback(opened.close)
 
 
+def _check_written(checkpoint: Any, step: int, items: dict[str, Any]) -> None:
+    """Detects arrays without the manifest by which Orbax finds them."""
+    for tree in items.keys() & set(_TREES):
+        manifest = Path(checkpoint.path) / tree / "manifest.ocdbt"
+        if checkpoint.step != step or not manifest.exists():
+            raise FileNotFoundError(f"{manifest} was not written")
+
+
 def _items(state: TrainState) -> dict[str, Any]:
     """The parts of a state, without an average that is not kept."""
     return {name: x for name, x in state._asdict().items() if x is not None}
@@ -367,7 +357,7 @@ def _try_load(
             for item in shapes.keys() & items.keys():
                 _check(str(checkpoint.path), shapes[item], _shapes(items[item]))
             return kept.load_checkpointables(checkpoint.step, items), ""
-    except _AnotherModel:
+    except InputError:  # It is of another model.
         raise
     # Orbax and its parts raise many kinds of errors on a damaged file.
     except Exception as error:
@@ -394,20 +384,15 @@ def _leftovers_unreported() -> Iterator[None]:
     tasks.setLevel(level)
 
 
-class _AnotherModel(InputError):
-    """The checkpoint is intact, but of another model."""
-
-
 def _check(checkpoint: str, have: dict[str, Any], want: dict[str, Any]) -> None:
     for name in sorted(have.keys() | want.keys()):
         if have.get(name) != want.get(name):
-            error = expected(
+            raise expected(
                 f"checkpoint {checkpoint}",
                 f"{name} of shape {want.get(name, 'none')}",
                 f"{have.get(name, 'none')}; it is of another model or version of "
                 "lra_jax: train in another --workdir",
             )
-            raise _AnotherModel(error.name, error.problem)
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

@@ -90,12 +90,8 @@ class RunConsole:
             self._console.on_broken_pipe()
 
     def doing(self, what: str, quiet: bool = False) -> None:
-        """Reports what is happening instead of training: in the bar, else on a line.
-
-        Args:
-          what: as in ``evaluating``.
-          quiet: print no line.
-        """
+        """Reports what is happening, as in ``evaluating``, instead of training: in the
+        bar, else on a line, unless ``quiet``."""
         self._bar.update(self._row, description=what)
         if self._bar.disable and not quiet:
             self.line(f"{what} ...")
@@ -140,12 +136,7 @@ class RunConsole:
             return ""
         return f"  accuracy {100 * accuracy:{digits + 3}.{digits}f} %"
 
-    def validation(
-        self,
-        step: int,
-        means: Mapping[str, float],
-        is_best: bool,
-    ) -> None:
+    def validation(self, step: int, means: Mapping[str, float], is_best: bool) -> None:
         """Reports validation metrics, and the task's own scores."""
         more = "".join(
             f"  {name} {value:.3f}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from lra_jax.configs import Config
-from lra_jax.configs.base import Part, flatten
+from lra_jax.configs.base import flatten
 from lra_jax.training import sharding
 from lra_jax.training.console import format_seconds
 from lra_jax.training.loop import shapes, size_in_words
@@ -18,6 +18,7 @@ from lra_jax.training.trainer import Trainer
 
 _STEPS = 12
 _SECONDS = 60  # No more steps are timed after this, in all parts together.
+_OF = {"pretrain": " of pretraining", "train": " of training"}
 
 
 class _Cost(NamedTuple):
@@ -44,14 +45,16 @@ def estimate(
       say: called with a line before each compilation and after each step.
     """
     train, work = trainer.config.train, trainer.tokens_before
-    first = list(itertools.islice(trainer.data, min(_STEPS, train.steps)))
-    spans = _spans(trainer.config)
+    first = itertools.islice(trainer.data, min(_STEPS, train.steps))
     batches = [sharding.shard_batch(trainer.mesh, batch) for batch in first]
-    longest = max(batches, key=_size)
+    # No other array is larger than the tokens, padding included.
+    longest = max(batches, key=lambda x: max(a.size for a in jax.tree.leaves(x)))
+    border = min(train.steps, trainer.config.pretrain.steps)
+    spans = {"pretrain": (0, border), "train": (border, train.steps)}
+    spans = {part: (begin, end) for part, (begin, end) in spans.items() if begin < end}
     costs, total = {}, 0.0
     for part, (begin, end) in spans.items():
-        seconds = _SECONDS / len(spans)
-        costs[part] = _cost(trainer, begin, batches, seconds, say)
+        costs[part] = _cost(trainer, begin, batches, _SECONDS / len(spans), say)
         total += costs[part].token * (work(end) - work(begin))
     mean = total / train.steps
     cold = sum(cost.cold for cost in costs.values())
@@ -62,29 +65,15 @@ def estimate(
     total += cold + math.ceil(train.steps / train.eval_every) * evaluation
     programs = sum(cost.programs for cost in costs.values())
     plural = "program" if programs == 1 else "programs"
+    peak = peak_memory()
+    size = peak["peak_memory_bytes"] / 2**20
     return {
         "a step": f"{_in_words(costs)}, about {mean:.3g} s on average over all",
         "arithmetic": _flops(trainer, longest),
         "compiling": f"{cold:.1f} s ({programs} {plural})",
         "total": f"about {format_seconds(total)}, evaluations included",
-        "memory": _memory(),
+        "memory": f"{size:,.0f} MiB ({peak['peak_memory_kind']})",
     }
-
-
-def _size(batch: Any) -> int:
-    """The number of tokens, padding included: no other array is larger."""
-    return max(array.size for array in jax.tree.leaves(batch))
-
-
-def _spans(config: Config) -> dict[Part, tuple[int, int]]:
-    """The first step of each part, and the first step after it."""
-    steps = config.train.steps
-    first = min(steps, config.pretrain.steps)
-    spans: dict[Part, tuple[int, int]] = {
-        "pretrain": (0, first),
-        "train": (first, steps),
-    }
-    return {part: (begin, end) for part, (begin, end) in spans.items() if begin < end}
 
 
 def _cost(
@@ -110,29 +99,19 @@ def _cost(
     return _Cost(cold, warm, token, len(seen))
 
 
-_OF = {"pretrain": "of pretraining", "train": "of training"}
-
-
-def _in_words(costs: dict[Part, _Cost]) -> str:
-    """The mean time of a step of each part."""
-    means = {part: sum(cost.warm) / len(cost.warm) for part, cost in costs.items()}
-    several = len(means) > 1
-    words = [f"{x:.3g} s" + f" {_OF[part]}" * several for part, x in means.items()]
-    count = max(len(cost.warm) for cost in costs.values())
-    return f"{', '.join(words)} on average over the first {count}"
-
-
-def settings(config: Any) -> dict[str, str]:
-    """Every flag and its value."""
-    values = flatten(config.to_dict())
-    return {f"--{n}": "" if v is None else str(v) for n, v in values.items()}
-
-
 def _timed(trainer: Trainer, step: int, batch: Any) -> float:
     start = time.perf_counter()
     trainer.advance(step, batch)
     jax.block_until_ready(trainer.state.step)
     return time.perf_counter() - start
+
+
+def _in_words(costs: dict[str, _Cost]) -> str:
+    """The mean time of a step of each part."""
+    means = {part: sum(cost.warm) / len(cost.warm) for part, cost in costs.items()}
+    words = [f"{x:.3g} s" + _OF[part] * (len(means) > 1) for part, x in means.items()]
+    count = max(len(cost.warm) for cost in costs.values())
+    return f"{', '.join(words)} on average over the first {count}"
 
 
 def _flops(trainer: Trainer, batch: Any) -> str:
@@ -144,7 +123,7 @@ def _flops(trainer: Trainer, batch: Any) -> str:
     return f"{flops / 1e9:.3g} GFLOP a step of the longest batch seen, by XLA's count"
 
 
-def _memory() -> str:
-    peak = peak_memory()
-    size = peak["peak_memory_bytes"] / 2**20
-    return f"{size:,.0f} MiB ({peak['peak_memory_kind']})"
+def settings(config: Config) -> dict[str, str]:
+    """Every flag and its value."""
+    values = flatten(config.to_dict())
+    return {f"--{n}": "" if v is None else str(v) for n, v in values.items()}

@@ -183,16 +183,25 @@ class _Loop:
         is_best = is_best or step == trainer.lost_best
         if is_best:
             with self.meter.paused():
-                trainer.keep_best(step, means)
+                trainer.checkpoints.save_best(step, trainer.scored_params)
+            trainer.progress = trainer.progress._replace(
+                best_step=step, best_accuracy=means["accuracy"], best_loss=means["loss"]
+            )
         self.console.validation(step, means, is_best)
         return True
 
     def save(self, step: int, validated: bool) -> None:
         """Saves all that a later session needs; ``validated``: this step was scored."""
+        trainer = self.trainer
         with self._paused():
-            metrics = seals.digest(read_metrics(self.trainer.workdir))
-            about = {"validated": validated, "metrics": metrics}
-            self.trainer.save(step, self.meter.seconds, about)
+            about = {"validated": validated, "origins": trainer.origins}
+            about["metrics"] = seals.digest(read_metrics(trainer.workdir))
+            now = trainer.progress._replace(seconds=self.meter.seconds)
+            trainer.check_finite()
+            trainer.progress = now
+            trainer.checkpoints.save_latest(
+                step, trainer.state, now, trainer.data, about
+            )
         self.stop.unsaved = False
 
     def stop_if_asked(self, step: int) -> None:

@@ -1,6 +1,7 @@
 """Learning-rate schedules by name, and the optimiser that a config describes."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -59,24 +60,29 @@ def _one_schedule(config: TrainConfig, name: str) -> optax.Schedule:
         limit = "" if falls == steps else f"{falls}, four fifths of "
         needed = f"less than {limit}{name}={steps}"
         raise expected("--train.warmup", needed, warmup)
-    match config.schedule:
-        case "cosine":
-            return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)
-        case "constant":
-            return _constant(peak, warmup)
-        case "linear" | "trapezoid":
-            top = warmup if config.schedule == "linear" else falls
-            fall = optax.linear_schedule(peak, 0.0, steps - top)
-            return optax.join_schedules([_constant(peak, warmup), fall], [top])
-        case "lra":
-            start = max(warmup, 1)
-            return lambda step: (
-                peak * _ramp(step, warmup) / jnp.sqrt(jnp.maximum(_f32(step), start))
-            )
-        case _:  # lra_cosine
-            return lambda step: (
-                peak * _ramp(step, warmup) * _cosine(step, warmup, steps)
-            )
+    if config.schedule == "cosine":
+        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, steps)
+    if config.schedule.startswith("lra"):
+        return functools.partial(_lra, config=config)
+    rise = optax.constant_schedule(peak)  # Optax does not accept a ramp of 0 steps.
+    if warmup:
+        rise = optax.linear_schedule(0.0, peak, warmup)
+    if config.schedule == "constant":
+        return rise
+    top = warmup if config.schedule == "linear" else falls
+    fall = optax.linear_schedule(peak, 0.0, steps - top)
+    return optax.join_schedules([rise, fall], [top])
+
+
+def _lra(step: jax.typing.ArrayLike, config: TrainConfig) -> jax.Array:
+    """The schedules "lra" and "lra_cosine"."""
+    peak, warmup = config.learning_rate, config.warmup
+    done = jnp.asarray(step, jnp.float32)
+    ramp = jnp.minimum(1.0, done / warmup) if warmup else jnp.float32(1)
+    if config.schedule == "lra":
+        return peak * ramp / jnp.sqrt(jnp.maximum(done, max(warmup, 1)))
+    part = jnp.mod(jnp.maximum(0.0, done - warmup) / config.steps, 1.0)
+    return peak * ramp * jnp.maximum(0.0, 0.5 * (1 + jnp.cos(jnp.pi * part)))
 
 
 def make_optimizer(
@@ -194,15 +200,10 @@ def _make(
     name: str, parts: dict[str, Any], args: dict[str, Any], options: dict[str, Any]
 ) -> optax.GradientTransformation:
     """An optimiser, or its direction, by its name or path; see `make_optimizer`."""
-    return make_part(
-        "--train.optimizer",
-        name,
-        parts,
-        args,
-        options,
-        kind=optax.GradientTransformation,
-        offers={"labels": label_parameters, "weight_decay": 0.0},
-    )
+    offers = {"labels": label_parameters, "weight_decay": 0.0}
+    kind = optax.GradientTransformation
+    flag = "--train.optimizer"
+    return make_part(flag, name, parts, args, options, kind=kind, offers=offers)
 
 
 def _add_updates(
@@ -222,26 +223,6 @@ def _add_updates(
     return optax.GradientTransformation(init, update)
 
 
-def _constant(peak: float, warmup: int) -> optax.Schedule:
-    """Linear to the peak, then constant; Optax does not accept a ramp of 0 steps."""
-    if warmup == 0:
-        return optax.constant_schedule(peak)
-    return optax.linear_schedule(0.0, peak, warmup)
-
-
 def _is_matrix(params: Any) -> Any:
     """Which parameters decay without ``decay_vectors``."""
     return jax.tree.map(lambda label: label != "vector", label_parameters(params))
-
-
-def _f32(step: jax.typing.ArrayLike) -> jax.Array:
-    return jnp.asarray(step, jnp.float32)
-
-
-def _ramp(step: jax.typing.ArrayLike, warmup: int) -> jax.Array:
-    return jnp.minimum(1.0, _f32(step) / warmup) if warmup else jnp.float32(1)
-
-
-def _cosine(step: jax.typing.ArrayLike, warmup: int, cycle: int) -> jax.Array:
-    progress = jnp.mod(jnp.maximum(0.0, _f32(step) - warmup) / cycle, 1.0)
-    return jnp.maximum(0.0, 0.5 * (1 + jnp.cos(jnp.pi * progress)))

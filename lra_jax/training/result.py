@@ -171,15 +171,11 @@ def shared_scores(results: Sequence[Result]) -> list[str]:
 
 
 def standard_error(accuracy: float, examples: int) -> float:
-    """Half of Wilson's 68 % interval, in percent.
+    """Half of Wilson's 68 % interval, in percent, of an accuracy in percent.
 
     It is close to ``sqrt(p (1 - p) / n)`` with p = ``accuracy / 100``, and above 0 even
     if all examples were right, or none (Wilson 1927, "Probable Inference, the Law of
     Succession, and Statistical Inference", with z = 1).
-
-    Args:
-      accuracy: in percent.
-      examples: how many it was measured on.
     """
     p, n = accuracy / 100, examples
     return 100 * (p * (1 - p) / n + 1 / (4 * n * n)) ** 0.5 / (1 + 1 / n)

@@ -59,10 +59,8 @@ class Session:
         if not dry:
             hosts.writer_first(self._check_workdir)
         # Now: a checkout can move on while the run trains with the code that it read.
-        origins = {
-            "device": [describe_devices()],
-            "commit": [*filter(None, [commit()])],
-        }
+        commits = [*filter(None, [commit()])]
+        origins = {"device": [describe_devices()], "commit": commits}
         self.task.check_on_devices(config)
         quiet = quiet or not hosts.is_writer()
         self.console = RunConsole(config.train.steps, quiet=quiet)

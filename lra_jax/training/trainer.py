@@ -141,14 +141,9 @@ class Trainer:
         placed = sharding.replicated(self.mesh)
 
         def make(loss: Any, learns: Any, renewed_at: int) -> Step:
+            model, ema = self._graphdef, config.train.ema
             function = step_function(
-                loss,
-                self._graphdef,
-                optimizer,
-                config.seed,
-                learns,
-                renewed_at,
-                config.train.ema,
+                loss, model, optimizer, config.seed, learns, renewed_at, ema
             )
             step = compiled_step(function, shapes, placed)
             return sharding.under_mesh(self.mesh, step)
@@ -180,7 +175,7 @@ class Trainer:
         )
 
     def _packing(self) -> int:
-        """Packed batches have a multiple of this number of rows; 0 = not packed."""
+        """The number of which a packed batch's rows are a multiple; 0 = not packed."""
         if not self.config.data.packing:
             return 0
         if self._shard[1] > 1:
@@ -257,30 +252,6 @@ class Trainer:
         }
         return self.step
 
-    def save(self, step: int, seconds: float, about: dict[str, Any]) -> None:
-        """Saves the state, the progress and the position in the data.
-
-        Args:
-          step: steps done.
-          seconds: of the training so far.
-          about: for the seal of the checkpoint.
-
-        Raises:
-          NonFiniteLoss: the parameters must not replace those of a good checkpoint.
-          OSError: it cannot be written.
-        """
-        self.check_finite()
-        self.progress = self.progress._replace(seconds=seconds)
-        about = about | {"origins": self.origins}
-        self.checkpoints.save_latest(step, self.state, self.progress, self.data, about)
-
-    def keep_best(self, step: int, means: dict[str, float]) -> None:
-        """Saves the parameters as the best so far, with their validation scores."""
-        self.checkpoints.save_best(step, self.scored_params)
-        self.progress = self.progress._replace(
-            best_step=step, best_accuracy=means["accuracy"], best_loss=means["loss"]
-        )
-
     def evaluate(
         self,
         params: Any,
@@ -291,14 +262,8 @@ class Trainer:
         """Mean loss and accuracy over a split, where every example counts exactly once,
         and the task's own scores.
 
-        Args:
-          params: parameters of the model.
-          split: the split to score.
-          stop: a request that ends it early.
-          console: reports the progress.
-
         Raises:
-          Stopped: a signal was received; with several processes, it goes on.
+          Stopped: ``stop`` received a signal; with several processes, it goes on.
         """
         batches = pipeline.EvalBatches(
             self.dataset,
@@ -308,8 +273,8 @@ class Trainer:
             shard=self._shard,
         )
         sums = sharding.replicate(self.mesh, zero_sums(self._classes))
-        quiet = console is None
-        for batch in batches if quiet else console.track(batches, len(batches)):
+        tracked = console.track(batches, len(batches)) if console else batches
+        for batch in tracked:
             if stop is not None and stop.signum and jax.process_count() == 1:
                 raise Stopped
             sums = self.eval_step(params, sums, sharding.shard_batch(self.mesh, batch))
@@ -335,7 +300,11 @@ class Trainer:
         return _means(sums), float(peak)
 
     def check_finite(self) -> None:
-        """Keeps non-finite parameters from replacing a good checkpoint."""
+        """Keeps non-finite parameters from replacing a good checkpoint.
+
+        Raises:
+          NonFiniteLoss: there are some.
+        """
         bad_step = int(self.state.bad_step)
         if bad_step == NO_STEP and not all_finite(self.state.params):
             bad_step = self.step
@@ -364,9 +333,8 @@ def _means(sums: dict[str, Any]) -> dict[str, float]:
     loss, accuracy = (float(sums[name]) / count for name in ("loss", "correct"))
     if "hits" not in sums:
         return {"loss": loss, "accuracy": accuracy}
-    f1 = float(
-        np.mean(2 * sums["hits"] / np.maximum(sums["claims"] + sums["members"], 1))
-    )
+    both = np.maximum(sums["claims"] + sums["members"], 1)
+    f1 = float(np.mean(2 * sums["hits"] / both))
     return {"loss": loss, "accuracy": f1, "f1": f1, "label_accuracy": accuracy}
 
 

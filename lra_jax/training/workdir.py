@@ -56,13 +56,8 @@ def open_workdir(
 
     A run may also be extended if no step depends on their total number. A finished run
     is left unchanged until `lengthen`, when the longer one has finished too. The same
-    data may have been moved to another ``--data.path``.
-
-    Args:
-      workdir: the directory.
-      config: the run's settings.
-      fingerprint: of its data.
-      started_from: digest of the model that it starts from; empty = none.
+    data may have been moved to another ``--data.path``. ``started_from`` is the digest
+    of the model that a run starts from; empty = none.
 
     Raises:
       ValueError: it belongs to a run of other settings or data, or from another model.
@@ -79,10 +74,10 @@ def open_workdir(
             values["started_from"] = started_from
         write_json(path, values)
         return
-    theirs, their_fingerprint = read_config(workdir)
+    theirs, before = read_config(workdir)
     longer = _is_longer(config, theirs, workdir)
-    if their_fingerprint != fingerprint:
-        raise other_data(workdir, their_fingerprint, fingerprint)
+    if before != fingerprint:
+        raise other_data(workdir, before, fingerprint)
     theirs_from = read_json(path).get("started_from", "")
     if theirs_from != started_from:
         requirement = f"a run that started from the model of digest {started_from}"
@@ -166,9 +161,7 @@ def other_data(workdir: Path, then: str, now: str) -> ValueError:
 def read_config(workdir: Path, allow_code: bool = False) -> tuple[Config, str]:
     """The config and the data fingerprint of a run directory.
 
-    Args:
-      workdir: the directory.
-      allow_code: import a task of the user's own that the config names.
+    With ``allow_code``, a task of the user's own that the config names is imported.
 
     Raises:
       ValueError: there is no readable ``config.json``.
@@ -197,10 +190,8 @@ def identify(workdir: Path) -> str:
     if not path.exists():
         return ""
     values = with_effect(read_json(path))
-    for first, name in {
-        "first_steps": "train.steps",
-        "first_path": "data.path",
-    }.items():
+    firsts = {"first_steps": "train.steps", "first_path": "data.path"}
+    for first, name in firsts.items():
         if first in values:
             values[name] = values.pop(first)
     return seals.digest(values)
@@ -234,6 +225,7 @@ def exclusive(workdir: Path) -> Iterator[None]:
             stack.enter_context(lock(workdir / ".lock", wait=False))
         except TimeoutError as error:
             got = f"{workdir}, which is in use by another process"
-            requirement = "a directory for this run alone"
-            raise expected("--workdir", requirement, got) from error
+            raise expected(
+                "--workdir", "a directory for this run alone", got
+            ) from error
         yield
