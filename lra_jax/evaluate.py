@@ -63,15 +63,17 @@ def main(args: Sequence[str] | None = None) -> None:
     )
 
 
-def _refuse_model_file(config: EvaluateConfig) -> None:
-    """The predictions must not replace the model that is saved before them."""
-    if config.save is None or config.predictions is None:
-        return
-    model = expand_home(config.save, "--save").resolve()
-    file = expand_home(config.predictions, "--predictions").resolve()
-    if file in (model, model.with_suffix(".json")):
-        needed = f"another file than those of --save={config.save}"
-        raise expected("--predictions", needed, config.predictions)
+def _check_predictions(config: EvaluateConfig, file: str) -> None:
+    """Refuses to replace a file of the run, or the model that is saved before them."""
+    from lra_jax.training.workdir import refuse_own_file
+
+    refuse_own_file(Path(config.workdir), Path(file), "--predictions")
+    if config.save is not None:
+        model = expand_home(config.save, "--save").resolve()
+        files = model, model.with_suffix(".json")
+        if expand_home(file, "--predictions").resolve() in files:
+            needed = f"another file than those of --save={config.save}"
+            raise expected("--predictions", needed, file)
 
 
 def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
@@ -109,12 +111,11 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
     trainer = open_run(config.workdir, config.allow_code)
     dataset = trainer.dataset
     known("--split", config.split, (*dataset.splits, *dataset.parts))
-    if config.predictions is not None and not dataset.labels(config.split).size:
-        needed = f"no file for --task={trainer.task.name}, whose rows have no labels"
-        raise expected("--predictions", needed, config.predictions)
     if config.predictions is not None:
-        refuse_own_file(Path(config.workdir), Path(config.predictions), "--predictions")
-        _refuse_model_file(config)
+        if not dataset.labels(config.split).size:
+            rows = f"--task={trainer.task.name}, whose rows have no labels"
+            raise expected("--predictions", f"no file for {rows}", config.predictions)
+        _check_predictions(config, config.predictions)
     for name in ("predictions", "save"):
         file = getattr(config, name)
         if file is not None:
@@ -127,8 +128,7 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
         console = RunConsole(step, quiet=quiet)
         if config.predictions is not None:
             answers = predictions(trainer, params, config.split, console)
-            lines = map(json.dumps, answers)
-            text = "".join(f"{line}\n" for line in lines)
+            text = "".join(f"{json.dumps(line)}\n" for line in answers)
             files.write_text(expand_home(config.predictions, "--predictions"), text)
         means = trainer.evaluate(params, config.split, console=console)
     accuracy = means.pop("accuracy")

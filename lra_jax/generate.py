@@ -58,7 +58,7 @@ def main(args: Sequence[str] | None = None) -> None:
     with cli.user_errors():
         progress.note(f"loading {config.workdir} ...")
         runtime.configure_jax()
-        texts = _texts(config)
+        texts = _read_prompts(config)
         pieces = run(config, texts)
         if len(texts) == 1:
             print(texts[0], end="", flush=True)
@@ -91,7 +91,8 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
         got = a_thing(saved.model)
         raise expected("--workdir", "a run of --task=lm", got)
     vocabulary = from_raw(saved.raw)
-    prompts = [_encoded(vocabulary, text) for text in texts]
+    end = _end(vocabulary)
+    prompts = [_encode(vocabulary, text) for text in texts]
     try:
         steps = tokens_in_turn(
             saved.model,
@@ -101,14 +102,14 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
             top_k=config.top_k,
             top_p=config.top_p,
             seed=config.seed,
-            end=_end(vocabulary),
+            end=end,
         )
         # Any error appears in the first step.
         steps = itertools.chain([next(steps)], steps)
     except InputError as error:
         name = _FLAGS.get(error.name, error.name)
         raise renamed(error, f"--{name}") from error
-    pieces = _decoded(vocabulary, steps, len(texts), _end(vocabulary))
+    pieces = _decode(vocabulary, steps, len(texts), end)
     if isinstance(vocabulary, Words):  # Their blanks come after them.
         blanks = (" " if text and not text[-1].isspace() else "" for text in texts)
         pieces = itertools.chain([tuple(blanks)], pieces)
@@ -122,7 +123,7 @@ def _end(vocabulary: Any) -> int | None:
     return None if isinstance(vocabulary, Words) else vocabulary.end
 
 
-def _encoded(vocabulary: Any, text: str) -> Any:
+def _encode(vocabulary: Any, text: str) -> Any:
     """A text, encoded as the beginning of a document."""
     import numpy as np
 
@@ -142,7 +143,7 @@ def _encoded(vocabulary: Any, text: str) -> Any:
     return np.concatenate([np.array([vocabulary.end], np.int32), tokens])
 
 
-def _decoded(
+def _decode(
     vocabulary: Any, steps: Any, count: int, end: int | None
 ) -> Iterator[tuple[str, ...]]:
     """Yields whole characters, whose bytes may arrive one by one; nothing after the end
@@ -159,7 +160,7 @@ def _decoded(
     yield tuple(decoder.decode(b"", final=True) for decoder in decoders)
 
 
-def _texts(config: GenerateConfig) -> list[str]:
+def _read_prompts(config: GenerateConfig) -> list[str]:
     if config.prompts is None:
         return [config.prompt]
     if config.prompt:

@@ -111,10 +111,9 @@ def _refuse_stale(parts: Mapping[str, str]) -> None:
 
 def changed(workdir: Path, parts: Mapping[str, str]) -> list[str]:
     """The files of a run's code that have changed since; comments do not count."""
-    old = _copies(workdir)
-    if old is None:
+    if not (workdir / FOLDER).is_dir():
         return []
-    new = sources(parts)
+    old, new = _copies(workdir), sources(parts)
     return sorted(
         name
         for name in old.keys() | new.keys()
@@ -124,9 +123,8 @@ def changed(workdir: Path, parts: Mapping[str, str]) -> list[str]:
 
 def digest(workdir: Path) -> str:
     """A hash of the code that a run has kept, without comments; "" if it has none."""
-    files = _copies(workdir) or {}
-    sources = {name: _without_comments(source) for name, source in files.items()}
-    return seals.digest(sources) if sources else ""
+    files = {n: _without_comments(source) for n, source in _copies(workdir).items()}
+    return seals.digest(files) if files else ""
 
 
 def keep(workdir: Path, parts: Mapping[str, str], writes: bool = True) -> None:
@@ -146,10 +144,8 @@ def keep(workdir: Path, parts: Mapping[str, str], writes: bool = True) -> None:
     differing = changed(workdir, parts)
     if begun and differing:
         needed = f"the code that this run began with, which is in {workdir / FOLDER}"
-        got = (
-            f"changes in {', '.join(differing)}; to train the changed code, give "
-            "another --workdir"
-        )
+        got = f"changes in {', '.join(differing)}; to train the changed code, give "
+        got += "another --workdir"
         raise expected(", ".join(parts), needed, got)
     _refuse_stale(parts)
     for name, source in sources(parts).items() if writes else ():
@@ -181,15 +177,16 @@ def prefer_copies(workdir: Path) -> Iterator[None]:
 def _warn_of_modules_loaded_before(workdir: Path) -> None:
     """Python does not import them again, so the run's copies of them are not used."""
     kept = workdir / FOLDER
-    for name, source in sorted((_copies(workdir) or {}).items()):
+    for name, source in sorted(_copies(workdir).items()):
         parts = Path(name).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         loaded = _file(module)
         if loaded is None or name == "__main__.py":
             continue
-        if loaded.is_relative_to(kept.resolve()):
-            continue
-        if _without_comments(source) != _without_comments(loaded.read_bytes()):
+        is_copy = loaded.is_relative_to(kept.resolve())
+        if not is_copy and _without_comments(source) != _without_comments(
+            loaded.read_bytes()
+        ):
             warnings.warn(
                 f"{name} is imported already in another version than that of "
                 f"{workdir}; restart Python to use the copy in {kept}",
@@ -197,14 +194,10 @@ def _warn_of_modules_loaded_before(workdir: Path) -> None:
             )
 
 
-def _copies(workdir: Path) -> dict[str, bytes] | None:
-    """The files in a run's ``code/``: path and content of each; None if it has none."""
+def _copies(workdir: Path) -> dict[str, bytes]:
+    """The files in a run's ``code/``: path and content of each."""
     kept = workdir / FOLDER
-    if not kept.is_dir():
-        return None
-    return {
-        str(file.relative_to(kept)): file.read_bytes() for file in kept.rglob("*.py")
-    }
+    return {str(x.relative_to(kept)): x.read_bytes() for x in kept.rglob("*.py")}
 
 
 def _without_comments(source: bytes | None) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from lra_jax import signals
+from lra_jax import progress, signals
 from lra_jax.configs import Config, get_preset
 from lra_jax.configs.base import flatten
 from lra_jax.configs.registry import find_task
@@ -132,16 +132,14 @@ def run_all(plan: Sequence[Planned]) -> dict[str, "Group"]:
                 code = _start(run)
             except Stopped:
                 if len(plan) > 1:  # The run only says how to resume itself.
-                    print("the same command continues with all runs", file=sys.stderr)
+                    progress.aside("the same command continues with all runs")
                 raise
             if code == 0:
                 result = finished_result(run)
         if result is None:
             failed.append(run.name)
-            print(
-                f"error: {run.name} ended with code {code}; the others continue",
-                file=sys.stderr,
-                flush=True,
+            progress.aside(
+                f"error: {run.name} ended with code {code}; the others continue"
             )
         else:
             of_series = finished.setdefault(run.series, [])
@@ -150,8 +148,8 @@ def run_all(plan: Sequence[Planned]) -> dict[str, "Group"]:
     for line in (*summarise(groups), *best_by_validation(groups)):
         print(line)
     if failed:
-        line = f"error: {len(failed)} of {len(plan)} runs failed: {'; '.join(failed)}"
-        print(line, file=sys.stderr)
+        count = f"{len(failed)} of {len(plan)}"
+        progress.aside(f"error: {count} runs failed: {'; '.join(failed)}")
         raise Stopped(1)
     return groups
 

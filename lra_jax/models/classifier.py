@@ -124,14 +124,17 @@ class PooledEncoder(nnx.Module):
                 mask = any_real(mask, last.grid, last.patch)
             return self._pool(encoded, mask, self._start(encoded, mask))
         label: Any = packed.documents(segment_ids, tokens, tokens)
-        count = _most_documents(documents, label.label)
+        count = check_size("documents", documents)
+        known = known_values(label.label)
+        if known is not None and known.max(initial=0) > count:
+            needed = f"at least {known.max()}, the most in a row"
+            raise expected("documents", needed, count)
         encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
         encoded = encoded.astype(jnp.float32)
         if self.pooling == "mean":  # One product; separate means would copy the rows.
             inside = label.label[:, None] == jnp.arange(1, count + 1)[None, :, None]
-            weights = (inside if mask is None else inside & mask[:, None]).astype(
-                jnp.float32
-            )
+            inside = inside if mask is None else inside & mask[:, None]
+            weights = inside.astype(jnp.float32)
             total = jnp.einsum("bkt,btd->bkd", weights, encoded, precision="highest")
             return total / jnp.maximum(weights.sum(-1), 1)[..., None]
 
@@ -341,16 +344,6 @@ def _why_constant(config: ModelConfig) -> str:
         reason = "after which padding='zeros' gives a first black pixel a constant row"
         return f"norm='instance', {reason}"
     return ""
-
-
-def _most_documents(documents: int | None, label: jax.Array) -> int:
-    """The maximum number of documents in a row, checked."""
-    count = check_size("documents", documents)
-    known = known_values(label)
-    most = 0 if known is None else int(known.max(initial=0))
-    if most > count:
-        raise expected("documents", f"at least {most}, the most in a row", count)
-    return count
 
 
 def _mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:

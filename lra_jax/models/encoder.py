@@ -16,11 +16,7 @@ from lra_jax.errors import expected, within
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.models.config import ModelConfig, Norm, parse_options
-from lra_jax.models.inputs import (
-    embed_inputs,
-    make_inputs,
-    make_positions,
-)
+from lra_jax.models.inputs import embed_inputs, make_inputs, make_positions
 from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
 from lra_jax.models.layers import (
@@ -91,9 +87,7 @@ class Block(nnx.Module):
             )
             return out
 
-        def transform(x: jax.Array) -> jax.Array:
-            return self.transform(x, mask, segment_ids, rngs)
-
+        transform = functools.partial(self.transform, **rows, rngs=rngs)
         out = self.add_branches(x, attend, transform, rngs, **rows)
         check_shape("the output of block", out, "B T D", *x.shape)
         out = out.astype(x.dtype)
@@ -375,8 +369,10 @@ class TransformerEncoder(VectorEncoder):
             needed = f"[B, T] with T <= max_length={config.max_length}"
             raise expected("tokens", needed, tokens.shape)
         mask = check_mask("mask", mask, "B T", {1, batch}, length)
+        if hidden is not None and self.hidden is None:
+            raise expected("hidden", "None without reconstructs=True", "an array")
         if hidden is not None:
-            self._check_hidden(hidden, tokens)
+            check_shape("hidden", hidden, "B T", batch, length)
         documents = self._documents(tokens, segment_ids)
         if in_place or mask is None or documents is not None or config.grid is not None:
             return self._encode(tokens, mask, rngs, segment_ids, documents, hidden)
@@ -438,11 +434,6 @@ class TransformerEncoder(VectorEncoder):
             check_shape("positions", rows, "T D", length, self.config.embed_dim)
         return rows
 
-    def _check_hidden(self, hidden: jax.Array, tokens: jax.Array) -> None:
-        if self.hidden is None:
-            raise expected("hidden", "None without reconstructs=True", "an array")
-        check_shape("hidden", hidden, "B T", *tokens.shape[:2])
-
     def _documents(
         self, tokens: jax.Array, segment_ids: jax.Array | None
     ) -> packed.Packed | None:
@@ -481,17 +472,9 @@ def _make_residual(
     rngs: nnx.Rngs,
 ) -> EncoderBlock:
     """The block of an encoder that is not a user's own."""
-    return EncoderBlock(
-        attention,
-        mlp,
-        config.embed_dim,
-        norm=config.norm,
-        post_norm=config.post_norm,
-        dropout=config.dropout,
-        drop_path=config.drop_path,
-        layer_scale=config.layer_scale,
-        dtype=config.dtype,
-    )
+    same = ("norm", "post_norm", "dropout", "drop_path", "layer_scale", "dtype")
+    more = {name: getattr(config, name) for name in same}
+    return EncoderBlock(attention, mlp, config.embed_dim, **more)
 
 
 def make_attention(

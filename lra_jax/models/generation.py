@@ -73,10 +73,9 @@ def generate(
       >>> [text.shape for text in generate(model, [[1, 2, 3], [4]], num_tokens=5)]
       [(5,), (5,)]
     """
-    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
-    sampling |= {"top_p": top_p, "seed": seed, "end": end}
-    drawn = np.stack(list(tokens_in_turn(model, prompts, num_tokens, **sampling)), 1)
-    texts = []
+    more: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "seed": seed, "end": end}
+    steps = tokens_in_turn(model, prompts, num_tokens, temperature=temperature, **more)
+    drawn, texts = np.stack(list(steps), 1), []
     for row in drawn:
         stop = np.flatnonzero(row == end) if end is not None else []
         texts.append(row[: stop[0]] if len(stop) else row)

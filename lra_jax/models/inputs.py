@@ -80,7 +80,7 @@ def embed_inputs(
         (not traced), some are beyond the vocabulary.
     """
     if isinstance(layer, nnx.Embed | AdaptiveEmbed):
-        check_ids("tokens", tokens, layer.num_embeddings, "ids of the vocabulary")
+        check_range("tokens", tokens, layer.num_embeddings - 1, "ids of the vocabulary")
         tokens = tokens.astype(jnp.int32)
         if isinstance(layer, AdaptiveEmbed):
             rows = layer(tokens)
@@ -95,18 +95,6 @@ def embed_inputs(
     _check_integers("tokens", tokens)
     pixels = tokens[:, :, None] if grid is None else patches.cut(tokens, grid, patch)
     return layer(pixels.astype(jnp.float32) / 255)
-
-
-def check_ids(name: str, ids: jax.Array, size: int, what: str) -> None:
-    """Raises ``ValueError`` unless these are integers, from 0 to ``size`` - 1 if known.
-
-    Args:
-      name: the argument.
-      ids: row numbers of a table; the values of a traced array are not known.
-      size: rows of the table.
-      what: the ids in words.
-    """
-    _check_range(name, ids, f"{what}, from 0 to {size - 1}", size - 1)
 
 
 def length_mask(tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
@@ -127,7 +115,7 @@ def check_lengths(name: str, lengths: jax.Array, tokens: jax.Array) -> None:
     """Raises ``ValueError`` unless these are integers `[B]`, from 0 to T if known."""
     batch, length = tokens.shape[:2]
     check_shape(name, lengths, "B", batch)
-    _check_range(name, lengths, f"numbers of tokens, from 0 to T={length}", length)
+    check_range(name, lengths, length, "numbers of tokens", "T=")
 
 
 def known_values(array: jax.Array) -> np.ndarray | None:
@@ -139,13 +127,20 @@ def known_values(array: jax.Array) -> np.ndarray | None:
     return np.asarray(array)
 
 
-def _check_range(name: str, array: jax.Array, needed: str, most: int) -> None:
-    """Raises ``ValueError`` unless these are integers, from 0 to ``most`` if known."""
+def check_range(
+    name: str, array: jax.Array, most: int, what: str, sign: str = ""
+) -> None:
+    """Raises ``ValueError`` unless these are integers, from 0 to ``most`` if known.
+
+    ``what`` are they, in words; ``sign`` goes before the largest. The values of a
+    traced array are not known.
+    """
     _check_integers(name, array)
     known = known_values(array)
     if known is None or not known.size:
         return
     if known.min() < 0 or known.max() > most:
+        needed = f"{what}, from 0 to {sign}{most}"
         raise expected(name, needed, f"from {known.min()} to {known.max()}")
 
 

@@ -77,8 +77,7 @@ def _make_dense(config: ModelConfig, rngs: nnx.Rngs, **_: Any) -> Mlp:
         config.mlp_dim,
         gated=config.mlp == "glu",
         activation=config.activation,
-        dropout=_rate(config),
-        dtype=config.dtype,
+        **_shared(config),
         rngs=rngs,
     )
 
@@ -86,13 +85,12 @@ def _make_dense(config: ModelConfig, rngs: nnx.Rngs, **_: Any) -> Mlp:
 def _make_memory(
     config: ModelConfig, rngs: nnx.Rngs, **options: Any
 ) -> ProductKeyMemory:
-    more: dict[str, Any] = {"dropout": _rate(config), "dtype": config.dtype}
-    return ProductKeyMemory(config.embed_dim, options, **more, rngs=rngs)
+    return ProductKeyMemory(config.embed_dim, options, **_shared(config), rngs=rngs)
 
 
-def _rate(config: ModelConfig) -> float:
-    rate = config.mlp_dropout
-    return config.dropout if rate is None else rate
+def _shared(config: ModelConfig) -> dict[str, Any]:
+    rate = config.dropout if config.mlp_dropout is None else config.mlp_dropout
+    return {"dropout": rate, "dtype": config.dtype}
 
 
 MLPS: dict[str, Callable[..., Any]] = {

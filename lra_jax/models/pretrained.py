@@ -38,7 +38,7 @@ from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
 from lra_jax.models.batch_norm import RunningMean
 from lra_jax.models.encoder import EncoderBlock
-from lra_jax.models.inputs import check_ids, embed_inputs
+from lra_jax.models.inputs import check_range, embed_inputs
 from lra_jax.models.layers import Dropout, LayerNorm
 from lra_jax.models.mlp import Mlp
 from lra_jax.models.padding import order_real_first, reorder
@@ -291,7 +291,7 @@ class PretrainedEncoder(nnx.Module):
             raise expected("token_types", needed, "an array")
         if token_types is not None:
             check_shape("token_types", token_types, "B T", batch, length)
-            check_ids("token_types", token_types, config.token_types, "types")
+            check_range("token_types", token_types, config.token_types - 1, "types")
         if mask is None:
             return self._states(tokens, None, rngs, token_types)
         mask = jnp.broadcast_to(mask, tokens.shape)

@@ -252,7 +252,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
         (GPT2, "scale_attn_weights", False, "=True, got False"),
         (BERT, "model_type", "t5", "one of bert, roberta"),
         # Sizes that are none.
-        (BERT, "hidden_size", "8", "a positive int, got '8'"),
+        (BERT, "hidden_size", "8", "an int, got '8'"),
         # Other files than the arrays are of; a model of the first layers alone.
         (BERT, "hidden_size", 4, "shape "),
         (BERT, "num_hidden_layers", 3, "an array encoder.layer.2."),

@@ -140,12 +140,12 @@ def test_a_text_that_has_ended_says_no_more():
     words = Words.of([b"a b"])
     a, b = words.encode(b"a b")[:2]
     steps = [np.array(step) for step in ([a, b], [words.end, a], [words.end, b])]
-    pieces = generate._decoded(words, iter(steps), 2, words.end)
+    pieces = generate._decode(words, iter(steps), 2, words.end)
     first, second = map("".join, zip(*pieces, strict=True))
     assert (first.strip(" "), second.split()) == ("a", ["b", "a", "b"])
     # But the end of words is that of every line, and text goes on after it.
     assert generate._end(words) is None
-    pieces = generate._decoded(words, iter(steps), 2, None)
+    pieces = generate._decode(words, iter(steps), 2, None)
     assert next(iter(map("".join, zip(*pieces, strict=True)))) == "a \n\n"
 
 
@@ -184,7 +184,7 @@ def test_words_go_on_after_a_blank(prompt, shown, tmp_path, capsys):
 def test_a_prompt_of_words_is_read_to_its_end(prompt, read):
     """Unlike a document, it need not end with its last line."""
     words = Words([Words.END, "b"])
-    assert generate._encoded(words, prompt).tolist() == [words.end, *read]
+    assert generate._encode(words, prompt).tolist() == [words.end, *read]
 
 
 def test_the_data_are_shown_as_text(texts, capsys):
