@@ -132,7 +132,7 @@ def begin(args: Sequence[str] | None) -> list[str]:
 
 
 def parse_preset(args: Sequence[str]) -> Config:
-    """The preset given by ``--task``, ``--attention`` and ``--preset``.
+    """The preset that ``--task``, ``--attention`` and ``--preset`` name.
 
     It holds the defaults that ``--help`` shows and that the other flags change.
     """

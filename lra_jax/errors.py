@@ -53,7 +53,7 @@ def known(name: str, value: str, choices: Iterable[str]) -> str:
 
     Args:
       name: the argument or flag.
-      value: the value given by the user.
+      value: the user's value.
       choices: all known values.
 
     Raises:
@@ -247,7 +247,7 @@ def writable(name: str, kind: str, path: object) -> Iterator[None]:
     Args:
       name: of the flag or argument.
       kind: "a file" or "a folder".
-      path: as it was given.
+      path: as the user wrote it.
     """
     try:
         yield

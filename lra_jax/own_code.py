@@ -25,11 +25,11 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def sources(parts: Mapping[str, str]) -> dict[str, bytes]:
-    """The Python files of a user's own parts: path and content of each.
+    """The Python files of a user's own parts: the path and content of each.
 
-    They are those of their modules and of the imports of these from the same place, a
-    folder of the import path. In a notebook, which is not a file, it is the object's
-    own source. They are bytes, because a file may name its own encoding.
+    These are the modules that the parts name, and whatever those import from the same
+    folder of the import path. In a notebook, which is not a file, it is the source of
+    the object alone. Contents are bytes, because a file may name its own encoding.
 
     Args:
       parts: `Config.own_parts`, ``package.module:thing`` by flag.
@@ -38,7 +38,7 @@ def sources(parts: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _modules(parts: Mapping[str, str]) -> dict[str, tuple[str, bytes]]:
-    """The same, with the name of the module of each file."""
+    """The same, with the name of each file's module."""
     files: dict[str, tuple[str, bytes]] = {}
     for flag, path in parts.items():
         for name, (module, source) in _modules_of(flag, path).items():

@@ -247,7 +247,7 @@ def _start(run: Planned) -> int:
     received = []
 
     def forward(signum: int, _: object) -> None:
-        """Passes a signal on; of Ctrl-C, which reaches both, the child hears once."""
+        """Passes a signal on; Ctrl-C reaches both processes, and counts once."""
         received.append(signum)
         if child is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -50,8 +50,8 @@ class MultiHeadAttention(nnx.Module):
       in_features: width D of the inputs.
       mechanism: a registered name (``python -m lra_jax.attention`` lists them), a
         function ``(query, key, value, ...)`` of `[B, T, N, H]` arrays, a class or
-        factory of ``nnx.Module`` called in the same way, or anything else that
-        `lra_jax.attention.resolve` accepts. A function is passed those of the keywords
+        factory of an ``nnx.Module`` that is called in the same way, or anything else
+        that `lra_jax.attention.resolve` accepts. A function gets those of the keywords
         mask (`[B, 1, 1, S]`), query_mask, max_length and is_causal that it takes.
       options: further keywords of the mechanism, as in ``{"clip": None}``, or of its
         arrays, as in ``{"features": 128}`` for Linformer.
@@ -237,7 +237,7 @@ class MultiHeadAttention(nnx.Module):
         return project
 
     def _check(self, out_features: int) -> None:
-        """Refuses what the mechanism cannot do, or would ignore."""
+        """Refuses what the mechanism cannot do or would ignore."""
         name = repr(self.mechanism.name)
         causal = self.mechanism.causal is not False and self.accepts("is_causal")
         if self.is_causal and not causal:

@@ -78,16 +78,16 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Drops Orbax' messages: it logs every step of its work, and reports failures as
-    exceptions too. A library must leave others' messages alone."""
+    """Drops Orbax' messages alone: it logs every step of its work, and raises what
+    fails as well."""
     return record.levelno >= logging.CRITICAL or _ORBAX not in record.pathname
 
 
 @functools.cache
 def _leave_out_late_writes() -> None:
-    """Keeps Python from reporting writes that end after the save they belong to failed.
+    """Keeps Python from reporting writes that end after their save has failed.
 
-    They find its event loop closed, and would print a traceback each.
+    Each would find its event loop closed, and print a traceback.
     """
     report = sys.unraisablehook
 
@@ -107,8 +107,7 @@ class Checkpoints:
         process may be running the run.
 
     Attributes:
-      seal: what the restored checkpoint's seal says about it; empty if there is
-        none.
+      seal: the values in the restored checkpoint's seal; empty if there is none.
     """
 
     def __init__(self, workdir: Path, clean: bool = True):
@@ -250,7 +249,7 @@ class Checkpoints:
     def load_params(
         self, which: Literal["best", "last"], state: TrainState
     ) -> tuple[nnx.State, int]:
-        """Loads what a checkpoint is scored with; also returns its step."""
+        """Loads the parameters that are scored, and their step, from a checkpoint."""
         if which == "best":
             loaded, step, _ = self._load(
                 self._best, {"params": _abstract(state.params)}

@@ -47,8 +47,8 @@ class RunConsole:
 
     Attributes:
       start: the step from which this process resumes; set it before entering.
-      work: total cost of all steps before a given one, in any unit, from which the time
-        left is estimated. By default all steps cost the same.
+      work: total cost of all steps before one, in any unit, from which the time left is
+        estimated. By default all steps cost the same.
       has_accuracy: False where another score takes its place.
     """
 

@@ -83,7 +83,7 @@ def is_writer() -> bool:
 
 
 def agree(value: int) -> int:
-    """The largest value given by any process; all of them must call this."""
+    """The largest value of any process; all of them must call this."""
     if jax.process_count() == 1:
         return value
     return int(multihost_utils.process_allgather(np.int32(value)).max())

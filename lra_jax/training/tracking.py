@@ -86,7 +86,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def _tried(self) -> Iterator[None]:
-        """Context after whose first error nothing more is sent; training goes on."""
+        """Context for sending: after an error no more is sent, and training goes on."""
         try:
             yield
         except Exception as error:

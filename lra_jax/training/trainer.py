@@ -101,8 +101,8 @@ class Trainer:
         self.dataset = dataset
         self.workdir = workdir
         self._training = training
-        # The step of a best checkpoint that lies after the step to resume from. It has
-        # replaced an earlier one, so this step is validated again.
+        # The step of a best checkpoint that is later than the step to resume from. It
+        # has replaced an earlier one, so this step is validated again.
         self.lost_best: int | None = None
         # The devices and commits of all sessions, in turn.
         self.origins: dict[str, list[str]] = {}
@@ -209,7 +209,7 @@ class Trainer:
 
     @functools.cached_property
     def tokens_before(self) -> Callable[[int], float]:
-        """The tokens, in average examples, of all steps before a given one: shorter
+        """The tokens of all steps before one, counted in average examples: shorter
         sequences make faster steps."""
         train = self.config.train
         return functools.partial(
@@ -226,7 +226,7 @@ class Trainer:
         self.state = function(self.state, batch)
 
     def model_at(self, params: nnx.State) -> nnx.Module:
-        """The model with the given parameters."""
+        """The model with these parameters."""
         return nnx.merge(self._graphdef, params)
 
     def restore(self) -> int:

@@ -198,7 +198,7 @@ def identify(workdir: Path) -> str:
 
 
 def refuse_own_file(workdir: Path, file: Path, flag: str) -> None:
-    """Refuses a file, given by a flag, that would replace a file of the run.
+    """Refuses a flag's file that would replace one of the run's own.
 
     Raises:
       ValueError: the file is one of the run's, or is in one of its folders.
