@@ -158,11 +158,7 @@ def parse_config(
     """Reads the name of a preset, then all flags on top of its settings.
 
     A preset's warm-up that is too long for ``--train.steps`` becomes a tenth of them.
-
-    Args:
-      prog, description: for ``--help``.
-      args: the command line.
-      kind: `Config`, or a subclass with further flags.
+    ``kind`` may be a subclass with further flags.
     """
     preset = parse_preset(args)
     default = kind(**{x.name: getattr(preset, x.name) for x in fields(Config)})
@@ -266,15 +262,10 @@ def _message(text: str) -> str:
 
 
 def full_names(args: Sequence[str], flags: Iterable[str], task: str = "") -> list[str]:
-    """The arguments, with every flag by its full name.
+    """The arguments, with every flag by its full name, which is one of ``flags``.
 
-    Args:
-      args: the command line.
-      flags: the full names of all flags.
-      task: whose data settings are among the flags, for errors.
-
-    Raises:
-      ValueError: an unknown flag, or one in two forms, of which a user may expect both.
+    Unknown flags are refused, and one in two forms, of which a user may expect both.
+    The data settings among the flags are those of ``task``, for errors.
     """
     flags = list(flags)
     words, forms = [], {}

@@ -40,21 +40,13 @@ class InputError(ValueError):
 def expected(name: str, needed: object, got: object) -> InputError:
     """Returns an error to raise: ``name: expected needed, got got``.
 
-    Args:
-      name: the argument or flag.
-      needed: in words, or a value.
-      got: in words, or a value as text, such as ``f"{value!r}"``.
+    ``name`` is the argument or flag; a value that it got is given as ``f"{value!r}"``.
     """
     return InputError(name, f"expected {needed}, got {got}")
 
 
 def known(name: str, value: str, choices: Iterable[str]) -> str:
-    """Returns ``value`` if it is one of ``choices``; it may be of any type.
-
-    Args:
-      name: the argument or flag.
-      value: the user's value.
-      choices: all known values.
+    """Returns a user's value, of any type, if it is one of the choices.
 
     Raises:
       ValueError: ``--task: expected one of listops, text, got 'listop'; did you mean
@@ -88,15 +80,11 @@ _REMOVED: dict[str, dict[str, Any]] = {
 
 
 def drop_removed(part: str, settings: Any, name: str) -> dict[str, Any]:
-    """The settings that a file holds, without those that this version has no more.
-
-    Args:
-      part: of a run's config, such as "model".
-      settings: a dict.
-      name: what the error calls the file.
+    """The settings that a file holds for a part of a run's config, such as "model",
+    without those that this version has no more.
 
     Raises:
-      ValueError: a removed setting had an effect.
+      ValueError: a removed setting had an effect; ``name`` is that of the file.
       TypeError: the settings are no dict.
     """
     if not isinstance(settings, dict):
@@ -225,12 +213,8 @@ def _is_of(kind: type, value: object) -> bool:
 
 
 def within(place: str, error: ValueError) -> InputError:
-    """Returns an error to raise that also gives the place: ``place: name: ...``.
-
-    Args:
-      place: a flag, or a file and its line.
-      error: the error there.
-    """
+    """Returns an error to raise that also gives the place, a flag, or a file and its
+    line: ``place: name: ...``."""
     return InputError(place, str(error))
 
 
@@ -242,13 +226,8 @@ def renamed(error: ValueError, name: str) -> InputError:
 
 @contextlib.contextmanager
 def writable(name: str, kind: str, path: object) -> Iterator[None]:
-    """Context whose ``OSError`` becomes a ``ValueError``: the path cannot be written.
-
-    Args:
-      name: of the flag or argument.
-      kind: "a file" or "a folder".
-      path: as the user wrote it.
-    """
+    """Context whose ``OSError`` becomes a ``ValueError``: the path, "a file" or "a
+    folder" that a flag or an argument names, cannot be written."""
     try:
         yield
     except OSError as error:

@@ -32,11 +32,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Opens a file to read its bytes, but no pipe or device: reading could hang.
-
-    Raises:
-      OSError: it cannot be opened, or is not a regular file.
-    """
+    """Opens a file to read its bytes; a pipe, which may hang, is an `OSError`."""
 
     def without_waiting(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
@@ -54,11 +50,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
-    """The content of a regular file of at most `most` bytes.
-
-    Raises:
-      OSError: it cannot be read, is no regular file, or is larger.
-    """
+    """The content of a regular file; one of more than `most` bytes is an `OSError`."""
     with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > most:
@@ -68,12 +60,8 @@ def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yields each line of a file, without the mark with which some editors begin it.
-
-    Raises:
-      OSError: it cannot be read, or is no regular file.
-      ValueError: a line is longer than any that a reader expects.
-    """
+    """Yields each line of a regular file, without the mark with which some editors
+    begin it; one that is longer than any reader expects is a ``ValueError``."""
     number = 0
     with open_regular(path) as stream:
         while line := stream.readline(_LONGEST_LINE):
@@ -85,15 +73,9 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def read_json(path: str | os.PathLike[str], needed: str = "JSON") -> Any:
-    """The values of a JSON file.
+    """The values of a JSON file; errors as of `read_bytes` and `parse_json`.
 
-    Args:
-      path: the file.
-      needed: in words, the content that the error says is expected.
-
-    Raises:
-      OSError: see `read_bytes`.
-      ValueError: it is not JSON, or see `parse_json`.
+    ``needed`` is the content that the error says is expected, in words.
     """
     content = read_bytes(path)
     try:
@@ -182,9 +164,6 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
     After an error ``path`` is unchanged. A device or a pipe, such as /dev/stdout, is
     not replaced but refused.
-
-    Raises:
-      OSError: the file cannot be written.
     """
     if path.exists() and not path.is_file():
         code = errno.EISDIR if path.is_dir() else errno.EINVAL
@@ -204,11 +183,8 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def make_room(file: pathlib.Path) -> None:
-    """Makes the folder of a file, before the work whose result is written there.
-
-    Raises:
-      OSError: the file cannot be written.
-    """
+    """Makes the folder of a file, before the work whose result is written there; an
+    `OSError` if it cannot be written."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(_Unwritten), replacing(file):
         raise _Unwritten

@@ -30,9 +30,7 @@ def sources(parts: Mapping[str, str]) -> dict[str, bytes]:
     These are the modules that the parts name, and whatever those import from the same
     folder of the import path. In a notebook, which is not a file, it is the source of
     the object alone. Contents are bytes, because a file may name its own encoding.
-
-    Args:
-      parts: `Config.own_parts`, ``package.module:thing`` by flag.
+    ``parts`` are `Config.own_parts`, ``package.module:thing`` by flag.
     """
     return {name: source for name, (_, source) in _modules(parts).items()}
 
@@ -128,16 +126,11 @@ def digest(workdir: Path) -> str:
 
 
 def keep(workdir: Path, parts: Mapping[str, str], writes: bool = True) -> None:
-    """Copies the code to the run's folder, or compares it with the copy there.
+    """Copies the code to the run's folder; refuses code that has changed since the run
+    began, or since this process imported it.
 
-    Args:
-      workdir: the run directory.
-      parts: `Config.own_parts` of its config.
-      writes: False only compares, for a process whose code another one has copied.
-
-    Raises:
-      ValueError: the code has changed since the run began, or since this process
-        imported it.
+    ``parts`` are `Config.own_parts`. A process that does not write only compares its
+    code with what another one has copied.
     """
     made = ("metrics.jsonl", "result.json")
     begun = not writes or any((workdir / name).exists() for name in made)

@@ -15,14 +15,10 @@ _FIRST, _MOST_SHOWN, _MOST_KEPT = 2.0, 5.0, 10.0
 
 
 class Clock:
-    """Prints the progress of work now and then, with the time left.
+    """Prints the progress of work on ``total`` items now and then, with the time left.
 
-    Work of less than two seconds prints nothing.
-
-    Args:
-      what: the items, as in ``train examples``.
-      total: number of items.
-      tell: prints a line; by default on stdout.
+    ``what`` are they, as in ``train examples``; ``tell`` prints a line, by default on
+    stdout. Work of less than two seconds prints nothing.
     """
 
     def __init__(

@@ -71,15 +71,7 @@ class Seeds(Config):
 
 
 def make_plan(seeds: Seeds, series: str = "") -> list[Planned]:
-    """One run for each seed.
-
-    Args:
-      seeds: their settings; ``workdir`` is a common parent folder.
-      series: see `Planned`.
-
-    Raises:
-      ValueError: the config is invalid.
-    """
+    """One run for each seed; ``workdir`` is their common parent folder."""
     from lra_jax.tasks import get_task
     from lra_jax.training.session import default_workdir
 
@@ -110,8 +102,6 @@ def flags(config: Config) -> list[str]:
 
 def run_all(plan: Sequence[Planned]) -> dict[str, "Group"]:
     """Runs a plan, reports the outcome, and returns the finished runs by series.
-
-    A run that fails is reported, and the others continue.
 
     Raises:
       Stopped: a signal was received, or runs failed (code 1), after the others ended.
@@ -238,11 +228,7 @@ def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
 
 
 def _start(run: Planned) -> int:
-    """Runs one process to its end; returns its code.
-
-    Raises:
-      Stopped: the run, or this process, was asked to stop.
-    """
+    """Runs one process to its end and returns its code, unless a signal came."""
     command = [sys.executable, "-m", "lra_jax.train", *flags(run.config)]
     received = []
 

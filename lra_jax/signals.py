@@ -115,10 +115,8 @@ def leave_to(handler: Handler) -> Iterator[None]:
 class StopRequest:
     """Context in which the first signal is recorded, and a second one acts as usual.
 
-    Orbax's own preemption check needs jax.distributed and is silent in one process.
-
-    Args:
-      alone: there are no other processes of the same run, which would lose this one.
+    Orbax's own preemption check needs jax.distributed and is silent in one process. If
+    the process is not ``alone``, others of the same run would lose it.
 
     Attributes:
       signum: the signal received, or None.

@@ -70,9 +70,6 @@ def make_plan(args: Sequence[str]) -> list[runs.Planned]:
 
     With a suite, the tasks are its tests that have a protocol for the preset, or those
     that ``--task`` names, and the protocol of each varies flags of its own.
-
-    Raises:
-      ValueError: there is no such suite or test, or a config is invalid.
     """
     flags = _read_flags(args)
     suite = flags.pop("--suite", None)
@@ -146,15 +143,9 @@ def _choices(
 ) -> tuple[list[str], list[list[str]]]:
     """The flags with one value, and for each of the others a word per value.
 
-    Args:
-      shared: the flags that name the task, the mechanism and the preset.
-      flags: all others.
-      test: whose protocol varies further flags, apart from those.
-      meanings: the task in which each flag was seen first, and the class that declares
-        it there.
-
-    Raises:
-      ValueError: a flag is unknown, or means something else for an earlier task.
+    ``shared`` name the task, the mechanism and the preset. The protocol of a ``test``
+    varies further flags, apart from those of the user. ``meanings`` has the task in
+    which each flag was seen first, and the class that declares it there.
     """
     preset = cli.parse_preset(shared)
     types = cli.flag_types(preset) | {"--seeds": int}
@@ -189,11 +180,7 @@ def _check_meaning(
     flag: str, preset: Config, meanings: dict[str, tuple[str, type]]
 ) -> None:
     """Refuses a data setting that several tasks have by name only: they declare it
-    apart from each other, and not in a base class of their settings.
-
-    Raises:
-      ValueError: with the setting of both tasks.
-    """
+    apart from each other, and not in a base class of their settings."""
     part, _, name = flag.removeprefix("--").partition(".")
     if part != "data":
         return

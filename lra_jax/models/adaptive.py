@@ -25,14 +25,9 @@ _FACTOR = 4
 class AdaptiveEmbed(nnx.Module):
     """Vectors of tokens, and their log-probabilities.
 
-    Args:
-      vocab_size: token ids are below this.
-      features: D.
-      cutoffs: first token ids of the clusters, increasing; those beyond the vocabulary
-        are dropped.
-      dtype: of the vectors.
-      rngs: for initialisation: normal with the inverse root of the width, Glorot for
-        the matrices.
+    ``cutoffs`` are the first token ids of the clusters, increasing; those beyond the
+    vocabulary are dropped. Tables begin normal, with the inverse root of their width as
+    standard deviation, and matrices Glorot uniform.
     """
 
     def __init__(

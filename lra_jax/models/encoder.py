@@ -449,11 +449,7 @@ class TransformerEncoder(VectorEncoder):
 
 
 def make_block(config: ModelConfig, index: int, rngs: nnx.Rngs) -> Block:
-    """A block of an encoder, counted from 0.
-
-    Raises:
-      ValueError: see `make_part` and `make_attention`.
-    """
+    """A block of an encoder, counted from 0."""
     rate = config.drop_path * index / max(config.num_layers - 1, 1)
     args = {
         "attention": make_attention(config, index, rngs),
@@ -480,11 +476,8 @@ def _make_residual(
 def make_attention(
     config: ModelConfig, index: int, rngs: nnx.Rngs
 ) -> MultiHeadAttention:
-    """The attention of a block, counted from 0.
-
-    Raises:
-      ValueError: see `MultiHeadAttention`; that of a hybrid's other mechanism says so.
-    """
+    """The attention of a block, counted from 0; an error of a hybrid's other mechanism
+    says so."""
     mechanism, stage = config.block_mechanism(index), config.at(index)
     try:
         return MultiHeadAttention(

@@ -16,15 +16,8 @@ class GateLayer(nnx.Module):
     """``activation(W x + b)`` for each head; with a low rank, W is two matrices.
 
     There is a bias whether or not the other projections have one: without it, a gate is
-    half open at zero, in every head alike.
-
-    Args:
-      gate: its description in the registry.
-      in_features: width of x.
-      num_heads: N.
-      widths: columns per head, by the gate's ``width``; not needed for "one".
-      dtype: dtype of the computation.
-      rngs: for initialisation (Glorot uniform; the bias as the gate specifies).
+    half open at zero, in every head alike. Weights begin Glorot uniform, the bias as
+    the gate specifies. ``widths`` are the columns per head, by the gate's ``width``.
     """
 
     def __init__(

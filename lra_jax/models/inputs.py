@@ -66,18 +66,11 @@ def embed_inputs(
     scaled: bool = False,
 ) -> jax.Array:
     """Integers `[B, T]`, pixels in colour or real vectors `[B, T, C]`, to vectors
-    `[B, T, D]`, or `[B, T / P^2, D]` for patches.
+    `[B, T, D]`, or `[B, T / P^2, D]` for patches of P by P pixels.
 
-    Args:
-      layer: as made by `make_inputs`.
-      tokens: ids, pixels or real vectors.
-      grid: rows and columns of images that are in colour or cut into patches.
-      patch: side P of a patch.
-      scaled: whether vectors, except those of pixels, are multiplied by the root of D.
-
-    Raises:
-      ValueError: not integers, or not images of the grid; or, where values are known
-        (not traced), some are beyond the vocabulary.
+    The layer is one of `make_inputs`, and the ``grid`` that of images in colour or cut
+    into patches. If ``scaled``, all vectors but those of pixels are multiplied by the
+    root of D.
     """
     if isinstance(layer, nnx.Embed | AdaptiveEmbed):
         check_range("tokens", tokens, layer.num_embeddings - 1, "ids of the vocabulary")
@@ -98,11 +91,7 @@ def embed_inputs(
 
 
 def length_mask(tokens: jax.Array, lengths: jax.Array | None) -> jax.Array | None:
-    """Boolean `[B, T]`, True at the real tokens; None = everywhere, without lengths.
-
-    Raises:
-      ValueError: tokens that are not `[B, T]` or `[B, T, C]`, or see `check_lengths`.
-    """
+    """Boolean `[B, T]`, True at the real tokens; None = everywhere, without lengths."""
     axes = "B T C" if np.ndim(tokens) == 3 else "B T"
     check_shape("tokens", tokens, axes, *[None] * len(axes.split()))
     if lengths is None:
@@ -180,11 +169,7 @@ class GridTable(nnx.Module):
         self.cls_token = config.cls_token
 
     def __call__(self, length: int) -> jax.Array:
-        """All rows, float32 `[length, D]`.
-
-        Raises:
-          ValueError: images of another size than the grid's.
-        """
+        """All rows, float32 `[length, D]`; images have no other size."""
         rows, columns = self.rows[...], self.columns[...]
         pixels = rows.shape[0] * columns.shape[0]
         if length != pixels + self.cls_token:
@@ -209,10 +194,6 @@ _POSITIONS: dict[str, Callable[..., Any]] = {
 
 
 def make_positions(config: ModelConfig, rngs: nnx.Rngs) -> Any:
-    """Makes the part that gives the first positions their vectors; None if none are.
-
-    Raises:
-      ValueError: see `make_part`.
-    """
+    """Makes the part that gives the first positions their vectors; None if none has."""
     args = {"config": config, "rngs": rngs}
     return make_part("positions", config.positions, _POSITIONS, args, {})

@@ -146,13 +146,8 @@ _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 class HeadNorm(nnx.Module):
-    """``x / sqrt(mean(x^2) + epsilon) * gain``, for each head of a position separately.
-
-    Args:
-      num_heads: N.
-      head_dim: H.
-      epsilon: added to the mean square, which is float32 or wider.
-    """
+    """``x / sqrt(mean(x^2) + epsilon) * gain``, for each head of a position separately;
+    the mean square is float32 or wider."""
 
     def __init__(self, num_heads: int, head_dim: int, *, epsilon: float = 1e-6):
         self.gain = nnx.Param(jnp.ones((num_heads, head_dim), jnp.float32))
@@ -210,12 +205,9 @@ def draw_mask(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
 def random_uint32(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Uniform 32-bit integers: a hash of the element's index and of the key.
 
-    Elements of `[B, T, ...]` are counted position by position, over the whole batch, so
-    padding at the end of the sequences does not change the integers before it.
-
-    Args:
-      key: a typed key of ``jax.random``.
-      shape: must have fewer than 2**32 elements.
+    Elements of `[B, T, ...]`, fewer than 2^32, are counted position by position, over
+    the whole batch, so padding at the end of the sequences does not change the integers
+    before it.
     """
     words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
     index = jnp.zeros(shape, jnp.uint32)
@@ -281,10 +273,8 @@ def rotate(
 ) -> jax.Array:
     """`[B, T, N, H]`, each position rotated by its angles, in float32 or wider.
 
-    Args:
-      x: queries or keys.
-      positions: position of each, `[B, T]`; None = 0 to T - 1.
-      max_length: exceeds all positions, if these are given; NaN beyond it.
+    ``positions`` are `[B, T]`, or 0 to T - 1 without; ``max_length`` exceeds them, and
+    the result is NaN beyond it.
     """
     length, width = x.shape[1], x.shape[-1]
     dtype = accumulation_dtype(x)

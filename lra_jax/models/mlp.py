@@ -24,15 +24,9 @@ class Mlp(nnx.Module):
     Gated, ``W_2 dropout(silu(W_1 x + b_1) * (W_3 x + b_3)) + b_2``: the SwiGLU of
     Shazeer 2020 (arXiv:2002.05202), with biases.
 
-    Args:
-      features: width D of input and output.
-      hidden: width between.
-      gated: use the second form, which has half as many parameters again.
-      activation: "gelu" (by tanh), "gelu_exact" or "relu", of the first form.
-      dropout: rate after the activation.
-      kernel_init: of the matrices, by default Glorot uniform; biases are zero.
-      dtype: dtype of the computation; parameters are float32.
-      rngs: for initialisation.
+    The first form has the activation "gelu" (by tanh), "gelu_exact" or "relu"; the
+    second half as many parameters again. Matrices begin as ``kernel_init`` says, by
+    default Glorot uniform, and biases at zero.
     """
 
     def __init__(

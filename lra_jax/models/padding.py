@@ -10,11 +10,8 @@ import jax.numpy as jnp
 
 
 def order_real_first(mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The indices `[B, T]` that move real tokens to the front, and those that undo it.
-
-    Args:
-      mask: boolean `[B, T]`, True at real tokens, which stay in order.
-    """
+    """The indices `[B, T]` that move real tokens, where the mask is True, to the front
+    in the same order, and those that undo it."""
     count = mask.sum(1, keepdims=True)
     after = count + jnp.cumsum(~mask, 1)
     back = jnp.where(mask, jnp.cumsum(mask, 1), after) - 1

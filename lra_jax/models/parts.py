@@ -36,19 +36,16 @@ def make_part(
     kind: type = object,
     offers: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Makes a part.
+    """Makes the part that a setting names: one of ``parts``, or of the user's own.
 
     Args:
-      setting: its setting, for errors.
+      setting: for errors.
       name: one of ``parts``, or ``package.module:thing``.
-      parts: those of this package, by name.
-      args: what it is called with, by position; the names are for errors.
-      options: its options, by name.
-      kind: what it has to be.
+      parts: those of this package.
+      args: its arguments, by position; the names are for errors.
+      options: by name.
+      kind: the class that it must have.
       offers: further keywords, for a part that has parameters of these names.
-
-    Raises:
-      ValueError: there is no such part, or it does not follow the interface above.
     """
     make = parts.get(name) or own.load(name, setting)
     if isinstance(make, nnx.Module) or not callable(make):

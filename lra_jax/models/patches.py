@@ -21,16 +21,7 @@ Sides = tuple[int, int]
 
 def cut(pixels: jax.Array, grid: Sides, patch: int) -> jax.Array:
     """`[B, T]` to `[B, T / P^2, P^2]`, each patch row by row; `[B, T, C]` to
-    `[B, T / P^2, P^2 C]`.
-
-    Args:
-      pixels: `[B, T]` or `[B, T, C]`.
-      grid: rows and columns of the image, multiples of P.
-      patch: P.
-
-    Raises:
-      ValueError: T is not that of the grid.
-    """
+    `[B, T / P^2, P^2 C]`. The grid's rows and columns are multiples of P."""
     (rows, columns), (batch, _, *more) = grid, pixels.shape
     axes = "B T C" if more else "B T"
     check_shape("tokens", pixels, axes, None, rows * columns, *[None] * len(more))
@@ -48,9 +39,7 @@ def any_real(mask: jax.Array, grid: Sides, patch: int) -> jax.Array:
 class Merge(nnx.Module):
     """Between two stages: a convolution over squares of 2 x 2 positions, with stride 2.
 
-    Args:
-      config: of the stage before (`ModelConfig.at`), whose width D becomes 2 D.
-      rngs: for initialisation.
+    The config is that of the stage before (`ModelConfig.at`), whose width is D.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):

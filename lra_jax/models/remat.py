@@ -17,13 +17,9 @@ def recompute(
 ) -> Result:
     """``call(rngs, *arrays)``, keeping only the arrays for the backward pass.
 
-    Gives the same results as the call itself, dropout included. On a CPU it has no
-    forward-mode derivative (``jax.jvp``, ``jax.hessian``).
-
-    Args:
-      call: a function of the dropout stream and of arrays, or trees of them.
-      rngs: the stream, advanced as by the call itself; None without dropout.
-      *arrays: the arrays that are kept.
+    Gives the same results as the call itself, dropout included, and advances its stream
+    of keys alike. On a CPU it has no forward-mode derivative (``jax.jvp``,
+    ``jax.hessian``).
     """
     # The stream counts its keys, so its state is passed in and out.
     graph, stream = nnx.split(nnx.Rngs() if rngs is None else rngs)

@@ -147,11 +147,7 @@ def _keywords_of(
 def _earlier(
     state: LayerState | None, inputs: jax.Array, before: int
 ) -> tuple[Any, Any, jax.Array]:
-    """The last rows of the earlier parts, which of them there were, and the position.
-
-    Raises:
-      ValueError: the state is of another batch, or of a layer with another window.
-    """
+    """The last rows of earlier parts, which of them there were, and the position."""
     batch, _, width = inputs.shape
     if state is None:
         # Of zeros like the inputs, which are split over devices as these are.
@@ -187,14 +183,9 @@ def check_room(
 ) -> None:
     """Refuses positions beyond the longest sequence, where the table of positions ends.
 
-    Traced values are unknown, and not checked.
-
-    Args:
-      name: the argument that holds them.
-      state: with the ``position`` of the first one; None = 0.
-      length: number of positions, without the padding on the right; `[B]` or one for
-        all.
-      longest: positions of the table; None = there is none.
+    The state has the ``position`` of the first one; None = 0. ``length`` is the number
+    of positions without padding on the right, `[B]` or one for all, and ``longest`` the
+    table's; None = there is none. Traced values are unknown, and not checked.
     """
     first = 0 if state is None else known_values(state.position)
     more = length if isinstance(length, int) else known_values(length)

@@ -101,10 +101,8 @@ def _leave_out_late_writes() -> None:
 class Checkpoints:
     """The checkpoints of one run directory.
 
-    Args:
-      workdir: the run directory.
-      clean: remove the remains of interrupted saves; not for a reader, since another
-        process may be running the run.
+    ``clean`` removes the remains of interrupted saves; not for a reader, since another
+    process may be running the run.
 
     Attributes:
       seal: the values in the restored checkpoint's seal; empty if there is none.
@@ -209,11 +207,8 @@ class Checkpoints:
     def restore(self, state: TrainState, data: Any) -> tuple[TrainState, Progress]:
         """Loads the newest intact checkpoint in the shapes and placement of ``state``.
 
-        Sets the position of ``data``, unless it is None.
-
-        Raises:
-          ValueError: there is none, it does not hold such a state, it is of another
-            run, or the best one is lost. The loaders below raise the first three.
+        Sets the position of ``data``, unless it is None. There is an error if the best
+        checkpoint is lost.
         """
         items = {"state": _abstract(_items(state)), "progress": Progress()._asdict()}
         if data is not None:

@@ -39,11 +39,7 @@ class _Console(Console):
 
 
 class RunConsole:
-    """Prints the progress of one run.
-
-    Args:
-      steps: last step.
-      quiet: print nothing.
+    """Prints the progress of a run of so many steps.
 
     Attributes:
       start: the step from which this process resumes; set it before entering.

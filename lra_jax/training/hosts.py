@@ -36,9 +36,6 @@ def connect(config: Config) -> None:
 
     Ends the process with a one-line message if the others do not arrive in time; JAX
     would end it too, with a stack trace.
-
-    Raises:
-      ValueError: no cluster was found, or the coordinator was not reached.
     """
     if not config.distributed or jax.distributed.is_initialized():
         return
@@ -92,10 +89,8 @@ def agree(value: int) -> int:
 def writer_first(call: Callable[[], Result]) -> Result:
     """Process 0 calls first, the others after it; each gets its own result.
 
-    For calls that make files which the others then find.
-
-    Raises:
-      ValueError: in all other processes, if the call fails in any of them.
+    For calls that make files which the others then find. An error in one process ends
+    all of them.
     """
     result: Any = None
     for turn in (is_writer(), not is_writer()):

@@ -41,11 +41,6 @@ class Interrupted(Exception):
 def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -> None:
     """Trains from the newest checkpoint, if there is one, to the last step.
 
-    Args:
-      trainer: the model, its data and its compiled steps.
-      console: reports the progress.
-      tracker: also gets the metrics.
-
     Raises:
       Interrupted: SIGINT or SIGTERM was received; the state is saved.
       NonFiniteLoss: the run cannot continue; the last good checkpoint is kept.
@@ -158,9 +153,7 @@ class _Loop:
         """Scores the validation split, and keeps the best parameters.
 
         In pretraining, where no labels have been seen yet, there is nothing to score.
-
-        Returns:
-          False if a signal ended it; a resumed session starts with it.
+        False if a signal ended it; a resumed session starts with it.
         """
         trainer = self.trainer
         if step <= self.config.pretrain.steps:

@@ -21,12 +21,9 @@ FILE = "metrics.jsonl"
 class MetricsWriter:
     """Appends to ``metrics.jsonl``; each line is ``{"step": ..., "split": ..., ...}``.
 
-    Args:
-      workdir: the run directory.
-      resume_step: lines beyond this step are dropped, as the steps will be repeated.
-      validated: whether its validation is done and its line is kept.
-      active: False writes nothing, because another process does.
-      tracker: also gets the values.
+    Lines beyond ``resume_step`` are dropped, as the steps will be repeated; that of its
+    validation is kept if it was ``validated``. A writer that is not ``active`` writes
+    nothing, because another process does.
     """
 
     def __init__(
@@ -149,13 +146,9 @@ def missing_reports(lines: Iterable[Mapping[str, Any]], steps: int, every: int) 
 def changed_metrics(
     workdir: Path, step: int, every: int, seal: Mapping[str, Any]
 ) -> str:
-    """One line on which metrics a resumed run has lost; empty if none.
+    """One line on which metrics a run that resumes from a step has lost; empty if none.
 
-    Args:
-      workdir: the run directory.
-      step: step from which the run resumes.
-      every: steps between two reports.
-      seal: seal of the checkpoint, with a digest of the lines.
+    There is a report ``every`` few steps; the checkpoint's seal has a digest of them.
     """
     path = workdir / FILE
     lines = kept_metrics(workdir, step, seal.get("validated", False))

@@ -26,12 +26,9 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def mix_batches(loss: Any, grid: tuple[int, int], mixup: float, cutmix: float) -> Any:
-    """A task's loss on mixtures of the images of each batch.
+    """A task's loss on mixtures of the images of each batch, which has labels `[B]`.
 
-    Args:
-      loss: ``(model, batch, rngs) -> sums``, of batches with labels `[B]`.
-      grid: rows and columns of the images.
-      mixup, cutmix: both parameters of the Beta distribution; 0 = not used.
+    ``mixup`` and ``cutmix`` are both parameters of the Beta distribution; 0 = not used.
     """
     kinds = [functools.partial(_blend, alpha=mixup)] * (mixup > 0)
     kinds += [functools.partial(_cut, alpha=cutmix, grid=grid)] * (cutmix > 0)

@@ -9,11 +9,7 @@ _AFTER, _STEPS = 5, 10
 
 
 class Profile:
-    """Traces ten compiled steps, into ``profile/`` of a run.
-
-    Args:
-      workdir: the run directory; None = no trace.
-    """
+    """Traces ten compiled steps, into ``profile/`` of a run; None = no trace."""
 
     def __init__(self, workdir: Path | None):
         self._folder = None if workdir is None else workdir / "profile"
@@ -23,8 +19,7 @@ class Profile:
     def step(self, last: jax.Array) -> None:
         """Call this before each step that is already compiled.
 
-        Args:
-          last: a result of the step before, which an accelerator may still compute.
+        ``last`` is a result of the step before, which may still be computed.
         """
         if self._folder is None:
             return

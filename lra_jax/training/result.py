@@ -110,11 +110,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The result that a file holds.
-
-        Raises:
-          ValueError: a value is missing, or is not of its type or in its range.
-        """
+        """The result that a file holds, if no value is missing or out of its range."""
         known = {field.name: field for field in dataclasses.fields(cls)}
         settings: dict[str, Any] = {x: values[x] for x in known if x in values}
         for name, field in known.items():
@@ -135,11 +131,7 @@ def write_result(workdir: Path, result: Result) -> None:
 
 
 def read_result(workdir: Path) -> Result | None:
-    """The result of a run; None if it is not finished.
-
-    Raises:
-      ValueError: it is damaged, or of another run.
-    """
+    """The result of a run; None if it is not finished. Refuses one of another run."""
     path = workdir / FILE
     if not path.exists():
         return None

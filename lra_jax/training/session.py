@@ -29,16 +29,9 @@ class Session:
     """One process's part of a run.
 
     Creating it makes the data and checks everything that can be checked before the
-    step is compiled. As a context it holds the run directory.
-
-    Args:
-      config: the run.
-      quiet: print nothing.
-      command: what the user typed, for the result and for advice on how to resume.
-      dry: only inspect, and leave the run directory alone: `dry_run` instead of `run`.
-
-    Raises:
-      ValueError: invalid settings.
+    step is compiled. As a context it holds the run directory; one that is ``dry``
+    leaves that alone, for `dry_run` in place of `run`. ``command`` is what the user
+    typed, for the result.
     """
 
     def __init__(

@@ -123,10 +123,8 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
 def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Splits a batch over the mesh: samples over "data", positions over "seq".
 
-    Args:
-      mesh: a mesh from `make_mesh`.
-      batch: the rows that this process reads (`data_shard`); arrays of two axes or
-        more are sequences, padded with zeros to `padded_length`.
+    The batch has the rows that this process reads (`data_shard`); arrays of two axes or
+    more are sequences, padded with zeros to `padded_length`.
     """
     _, count = data_shard(mesh)
 

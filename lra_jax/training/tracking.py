@@ -28,14 +28,8 @@ def check(config: Config) -> None:
 class Tracker:
     """A run of Weights & Biases, the same one in every session; use it as a context.
 
-    Its id and its logs are in ``wandb/`` in the run directory.
-
-    Args:
-      config: the run; without a project nothing is imported or written.
-      workdir: the run directory.
-
-    Raises:
-      ValueError: it cannot be started, for example without a login.
+    Its id and its logs are in ``wandb/`` in the run directory. Without a project in the
+    config, nothing is imported or written.
     """
 
     def __init__(self, config: Config, workdir: Path):

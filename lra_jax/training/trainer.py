@@ -73,18 +73,9 @@ class Trainer:
     """The model, data and steps of one run, and their evaluation.
 
     Creating it checks everything that can be checked without compiling the step.
-
-    Args:
-      config: the run.
-      task: what to train on.
-      dataset: its prepared data.
-      workdir: the run directory; nothing is read or written there before
-        `checkpoints` is first used.
-      training: False for evaluation only: it needs no disk space and changes nothing in
-        the directory, where another process may be training.
-
-    Raises:
-      ValueError: the config contradicts the data, the devices or itself.
+    Nothing is read or written in the run directory before `checkpoints` is first used.
+    One that is not for ``training`` needs no disk space and changes nothing there:
+    another process may be training.
     """
 
     def __init__(

@@ -34,12 +34,7 @@ _MADE_LATER = (
 
 
 def check_workdir(workdir: Path, config: Config) -> None:
-    """Refuses what `open_workdir` would refuse with any data, before these are made.
-
-    Raises:
-      ValueError: it belongs to a run of other settings, cannot be made, or has a path
-        that checkpoints cannot have.
-    """
+    """Refuses what `open_workdir` would refuse with any data, before these are made."""
     check_path("--workdir", workdir)
     above = next(path for path in (workdir, *workdir.parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
@@ -58,10 +53,6 @@ def open_workdir(
     is left unchanged until `lengthen`, when the longer one has finished too. The same
     data may have been moved to another ``--data.path``. ``started_from`` is the digest
     of the model that a run starts from; empty = none.
-
-    Raises:
-      ValueError: it belongs to a run of other settings or data, or from another model.
-      OSError: it cannot be written.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -95,11 +86,7 @@ def _path(config: Config) -> str | None:
 
 
 def _is_longer(config: Config, theirs: Config, workdir: Path) -> bool:
-    """Whether a config extends the run of a directory; else it is the same.
-
-    Raises:
-      ValueError: it is another run.
-    """
+    """Whether a config extends a directory's run; refuses another run's."""
     old, new = theirs.identity(), config.identity()
     if _path(theirs) is not None and _path(config) is not None:
         old["data.path"] = new["data.path"]  # The data's fingerprint decides.
@@ -162,9 +149,6 @@ def read_config(workdir: Path, allow_code: bool = False) -> tuple[Config, str]:
     """The config and the data fingerprint of a run directory.
 
     With ``allow_code``, a task of the user's own that the config names is imported.
-
-    Raises:
-      ValueError: there is no readable ``config.json``.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -198,11 +182,7 @@ def identify(workdir: Path) -> str:
 
 
 def refuse_own_file(workdir: Path, file: Path, flag: str) -> None:
-    """Refuses a flag's file that would replace one of the run's own.
-
-    Raises:
-      ValueError: the file is one of the run's, or is in one of its folders.
-    """
+    """Refuses a flag's file that would replace one of the run's own."""
     workdir, place = workdir.expanduser().resolve(), file.expanduser().resolve()
     if place.is_relative_to(workdir):
         top = place.relative_to(workdir).parts[:1]
@@ -213,12 +193,7 @@ def refuse_own_file(workdir: Path, file: Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def exclusive(workdir: Path) -> Iterator[None]:
-    """Makes the directory and locks it, so that no two processes train in it.
-
-    Raises:
-      ValueError: another process holds it.
-      OSError: it cannot be written.
-    """
+    """Makes the directory and locks it, so that no two processes train in it."""
     workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
