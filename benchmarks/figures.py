@@ -115,7 +115,7 @@ def draw_cost() -> Chart:
 
 
 def draw_suites() -> Chart:
-    """Left a heat map, right lines against the length."""
+    """A heat map, and below it lines against the length."""
     best = best_of_tests(read_all("suites"))
     members = [x for name in ("recall", "mad", "state") for x in suites()[name]]
     tests = [task.name for task in members if "quick" in task.sweeps]
@@ -135,8 +135,8 @@ def draw_suites() -> Chart:
         settings = {"title": test, "xlabel": "tokens", "ylabel": "accuracy, %"}
         lengths = lines[0].x
         panels.append(Panel(lines, lengths=lengths, settings=settings, legend=True))
-    ratios = {"width_ratios": [2, 1, 1]}
-    return Chart("suites", panels, size=(6.0, 4.4), layout={"gridspec_kw": ratios})
+    layout = {"gridspec_kw": {"height_ratios": [2, 1, 1]}}
+    return Chart("suites", panels, columns=1, size=(7.5, 3.4), layout=layout)
 
 
 def draw_recall_state() -> Chart:
@@ -186,7 +186,7 @@ def draw_grid() -> Chart:
 
         return Panel(draw=draw, settings={"title": name, "xticks": [], "yticks": []})
 
-    return Chart("grid", [panel(*item) for item in panels.items()], size=(2.5, 2.7))
+    return Chart("grid", [panel(*item) for item in panels.items()], size=(2.5, 2.9))
 
 
 def draw_language(name: str) -> Chart:
