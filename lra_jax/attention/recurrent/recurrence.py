@@ -107,17 +107,16 @@ def _kernel_inputs(
 ) -> kernels.Inputs:
     """The arrays for kernels, zero where hidden."""
     heads, dtype, mask = call.query.shape[2], call.query.dtype, call.mask
-    if log_decay is not None and beta is None:
-        log_decay = masking.hide(log_decay.astype(dtype), mask)
-        log_decay = inputs.match_heads(log_decay, heads)
-    elif log_decay is not None:
-        log_decay = _numbers(log_decay, heads, mask, dtype)
+    log_decay, beta = (
+        None if gate is None else _match_heads(gate, heads, mask, dtype)
+        for gate in (log_decay, beta)
+    )
     return call.kernel_inputs._replace(
         key=masking.hide(call.key, mask),
         value=masking.hide(call.value, mask),
         mask=None,
         log_decay=log_decay,
-        beta=None if beta is None else _numbers(beta, heads, mask, dtype),
+        beta=beta,
     )
 
 
@@ -132,25 +131,24 @@ def check_gate(
         return
     batch, length, heads, _ = query.shape
     shared = {heads // part for part in range(1, heads + 1) if heads % part == 0}
-    if width is None:
-        inputs.check_shape(name, gate, "B T N", batch, length, shared)
-    else:
-        inputs.check_shape(name, gate, "B T N H", batch, length, shared, width)
+    axes, columns = ("B T N", ()) if width is None else ("B T N H", (width,))
+    inputs.check_shape(name, gate, axes, batch, length, shared, *columns)
 
 
 def gate_by_head(
     gate: jax.Array, num_heads: int, mask: jax.Array | None, dtype: jnp.dtype
 ) -> jax.Array:
     """`[B, T, n]` -> `[B, N, T]`, zero where hidden."""
-    return jnp.swapaxes(_numbers(gate, num_heads, mask, dtype), 1, 2)
+    return jnp.swapaxes(_match_heads(gate, num_heads, mask, dtype), 1, 2)
 
 
-def _numbers(
+def _match_heads(
     gate: jax.Array, num_heads: int, mask: jax.Array | None, dtype: jnp.dtype
 ) -> jax.Array:
-    """`[B, T, n]` -> `[B, T, N]`, zero where hidden."""
-    hidden = masking.hide(gate[..., None], mask).astype(dtype)
-    return inputs.match_heads(hidden, num_heads)[..., 0]
+    """`[B, T, n]` or `[B, T, n, H]` with N heads, zero where hidden."""
+    wide = gate if gate.ndim == 4 else gate[..., None]
+    wide = inputs.match_heads(masking.hide(wide, mask).astype(dtype), num_heads)
+    return wide if gate.ndim == 4 else wide[..., 0]
 
 
 def apply_gate(
