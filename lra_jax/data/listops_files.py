@@ -1,4 +1,4 @@
-"""The official ListOps files: reading, checking and writing them.
+"""The official ListOps files: reading and checking them.
 
 `basic_train.tsv`, `basic_val.tsv` and `basic_test.tsv` of `lra_release/listops-1000`:
 tab separated, CRLF line ends, a header `Source`, `Target`, then on each line one
@@ -12,9 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from lra_jax.data import checks, listops_language, originals
-from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected, within
-from lra_jax.files import expand_home, read_lines, replacing
+from lra_jax.files import read_lines
 
 FILES = {
     "train": "basic_train.tsv",
@@ -71,26 +70,6 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple[np.ndarray, int]
                 yield _parse(row, max_length)
         except ValueError as error:
             raise within(place, error) from None
-
-
-def write(dataset: SequenceDataset, folder: str | os.PathLike) -> None:
-    """Writes a ListOps dataset as the three official files, for other code bases.
-
-    Args:
-      dataset: a dataset returned by `listops.prepare`.
-      folder: created if missing; files in it are replaced.
-    """
-    folder = expand_home(folder, "folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, name in FILES.items():
-        with (
-            replacing(folder / name) as partial,
-            partial.open("w", encoding="utf-8", newline="") as file,
-        ):
-            file.write("\t".join(_HEADER) + "\r\n")
-            for example in dataset.source(split):
-                nested = listops_language.to_nested(example["tokens"])
-                file.write(f"{nested}\t{example['label']}\r\n")
 
 
 def _parse(row: list[str], max_length: int) -> tuple[np.ndarray, int]:

@@ -6,7 +6,7 @@ vectorised generator, so each checks the other; it also checks files made elsewh
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -137,33 +137,6 @@ def evaluate(tokens: Iterable[int]) -> int:
     if len(values) != 1:
         raise expected("tokens", "one expression", len(values))
     return values[0]
-
-
-def to_nested(tokens: Sequence[int]) -> str:
-    """Returns the binary form used in the official files.
-
-    Applying x to y is written `( x y )`: an operator takes its arguments one after
-    another and its bracket last, so k arguments give k + 1 pairs of parentheses, and
-    L tokens become 3 L - 2 words.
-    """
-    ids = _checked_ids(tokens)
-    words: list[str] = []
-    opened: list[int] = []  # places in `words` of operators not yet closed
-    for token in ids:
-        if MIN <= token < CLOSE:
-            # Its parentheses come first; their number is known when it closes.
-            opened.append(len(words))
-            words.append(_WORDS[token])
-            continue
-        words.append(_WORDS[token])
-        if token == CLOSE:
-            words.append(")")
-            operator = opened.pop()
-            words[operator] = "( " + words[operator]
-        if opened:
-            words.append(")")
-            words[opened[-1]] = "( " + words[opened[-1]]
-    return " ".join(words)
 
 
 class Tree(NamedTuple):
