@@ -1,6 +1,5 @@
 """Reading the official files."""
 
-
 import numpy as np
 import originals
 import pytest
