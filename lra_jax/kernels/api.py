@@ -22,7 +22,6 @@ from lra_jax.kernels.spec import (
     MAPS,
     FeatureMap,
     FlowSpec,
-    Form,
     Inputs,
     RecurrentSpec,
     Scanned,
@@ -31,7 +30,7 @@ from lra_jax.kernels.spec import (
     Weighting,
 )
 
-AnySpec = Form | RecurrentSpec | ScanSpec
+AnySpec = Spec | FlowSpec | RecurrentSpec | ScanSpec
 Arrays = Inputs | Scanned
 
 # Positions of a chunk and of a block. A TPU's matrix unit is 128 wide, and a step of
@@ -85,13 +84,13 @@ def attend(
     )
     if target is None:
         return None
-    query, key, value = arrays[:3]
-    if not _skips_hidden(target, weighting.feature_map):
+    query, key = arrays.query, arrays.key
+    if target[0] != "cpu" or callable(weighting.feature_map):
         key = _hide(key, arrays.mask)
     query, key, feature_map = _features(query, key, weighting.feature_map)
     name, interpret = target
     chunk, block = _sizes(target, chunking, query, key)
-    slopes, documents = weighting.slopes, arrays.documents
+    slopes = weighting.slopes
     spec = Spec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -104,97 +103,61 @@ def attend(
         denominator=weighting.denominator,
         eps=weighting.eps,
         decay=slopes is not None,
-        packed=documents is not None,
+        packed=arrays.documents is not None,
     )
     if slopes is not None:
         shape = (query.shape[0], *slopes.shape)
         slopes = jnp.broadcast_to(slopes.astype(jnp.float32), shape)
-    return _attend_jitted(
-        spec,
-        Inputs(
-            query,
-            _match_heads(key, query.shape[2]),
-            _match_heads(value, query.shape[2]),
-            mask=_numbers(arrays.mask),
-            scale=_scale(weighting.max_length, query.shape[0]),
-            slopes=slopes,
-            documents=None if documents is None else documents.astype(jnp.float32),
-        ),
-    )
+    scale = _scale(weighting.max_length, query.shape[0])
+    arrays = arrays._replace(query_mask=None, scale=scale, slopes=slopes)
+    return _attend_jitted(spec, _operands(arrays, query, key))
 
 
-def attend_flow(
-    target: Target, arrays: Inputs, options: Any, *, is_causal: bool, chunking: Any
-) -> jax.Array:
+def attend_flow(arrays: Inputs, options: Any, *, is_causal: bool) -> jax.Array:
     """Flow-Attention, as `lra_jax.attention.flow.flow` defines it, on a CPU.
 
     Sums and per-position values are float32, and products take operands in the inputs'
-    dtype. For bfloat16 inputs this rounds features, flows used as weights, and the
-    terms of sums over a head's columns, unlike the XLA form.
+    dtype.
 
     Args:
-      target: from `choose`, a CPU.
       arrays: query, key, value, the masks of sources and sinks, and the documents.
       options: of Flow-Attention, with its feature map: a named map is computed in the
         kernel, a function before it. The competition is over the sources.
       is_causal: the causal definition.
-      chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
 
     Returns:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
     """
-    query, key, value, mask, query_mask = arrays[:5]
-    skips = _skips_hidden(target, options.feature_map)
-    if not skips:
-        key = _hide(key, mask)
+    query, key = arrays.query, arrays.key
+    if callable(options.feature_map):
+        key = _hide(key, arrays.mask)
     # The causal form's product knows no mask of queries.
-    if is_causal or not skips:
-        query = _hide(query, query_mask)
+    if is_causal or callable(options.feature_map):
+        query = _hide(query, arrays.query_mask)
     query, key, feature_map = _features(query, key, options.feature_map)
-    name, interpret = target
-    chunk, block = _sizes(target, chunking, query, key)
     spec = FlowSpec(
         is_causal=is_causal,
         feature_map=feature_map,
-        chunk=chunk,
-        block=block,
-        precision=highest(options.precision),
-        target=name,
-        interpret=interpret,
         clip=options.clip,
-        largest=not options.sums_as_is,
         eps=options.eps,
         extra_eps=options.extra_eps,
     )
-    documents = arrays.documents
-    return _attend_jitted(
-        spec,
-        Inputs(
-            query,
-            _match_heads(key, query.shape[2]),
-            _match_heads(value, query.shape[2]),
-            mask=_numbers(mask),
-            query_mask=_numbers(query_mask),
-            documents=None if documents is None else documents.astype(jnp.float32),
-        ),
-    )
+    return _attend_jitted(spec, _operands(arrays, query, key))
 
 
 def attend_recurrent(
-    target: Target,
     arrays: Inputs,
     *,
     is_causal: bool,
     feature_map: FeatureMap | None = None,
     eps: float = 0.0,
 ) -> jax.Array:
-    """Gated linear attention or the delta rule, ``out_t = S_t^T q_t``.
+    """Gated linear attention or the delta rule on a CPU, ``out_t = S_t^T q_t``.
 
     ``S_t = a_t S_(t-1) + k_t v_t^T``; with beta, ``S_t = a_t (I - b_t k_t k_t^T)
     S_(t-1) + b_t k_t v_t^T``.
 
     Args:
-      target: from `choose`.
       arrays: query, key, value, documents, log_decay and beta, all but the query and
         the documents zero at hidden positions.
       is_causal: otherwise a query also reads the recurrence over later positions, from
@@ -209,28 +172,14 @@ def attend_recurrent(
     query, key, phi = arrays.query, arrays.key, None
     if feature_map is not None:
         query, key, phi = _features(query, key, feature_map)
-    spec = RecurrentSpec(
-        is_causal=is_causal, target=target[0], feature_map=phi, eps=eps
-    )
-    documents = arrays.documents
-    return _attend_jitted(
-        spec,
-        arrays._replace(
-            query=query,
-            key=_match_heads(key, query.shape[2]),
-            value=_match_heads(arrays.value, query.shape[2]),
-            documents=None if documents is None else documents.astype(jnp.float32),
-        ),
-    )
+    spec = RecurrentSpec(is_causal=is_causal, feature_map=phi, eps=eps)
+    return _attend_jitted(spec, _operands(arrays, query, key))
 
 
-def scan(
-    target: Target, factors: jax.Array, values: jax.Array, forth: int
-) -> jax.Array:
-    """``h_t = f_t h_(t-1) + x_t`` for each column, from zero.
+def scan(factors: jax.Array, values: jax.Array, forth: int) -> jax.Array:
+    """``h_t = f_t h_(t-1) + x_t`` for each column, from zero, on a CPU.
 
     Args:
-      target: from `choose`.
       factors: f, `[B, T, C]`.
       values: x, `[B, T, C]`.
       forth: columns from this one on run from the last position to the first.
@@ -238,9 +187,7 @@ def scan(
     Returns:
       h, `[B, T, C]`. Gradients are of first order only.
     """
-    return _compiled_scan(
-        ScanSpec(forth=forth, target=target[0]), Scanned(factors, values)
-    )
+    return _attend_jitted(ScanSpec(forth=forth), Scanned(factors, values))
 
 
 def _features(
@@ -255,16 +202,24 @@ def _features(
     return query, key, "identity"
 
 
-def _skips_hidden(target: Target, feature_map: FeatureMap) -> bool:
-    """Whether hidden positions are never read, which saves a pass over the array."""
-    return target[0] == "cpu" and not callable(feature_map)
-
-
 def _hide(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     """`[B, T, N, H]` with the hidden positions zeroed, even if they held NaN."""
     if mask is None:
         return x
     return jnp.where(mask[:, :, None, None], x, jnp.zeros((), x.dtype))
+
+
+def _operands(arrays: Inputs, query: jax.Array, key: jax.Array) -> Inputs:
+    """The inputs as kernels read them: all heads, and masks and numbers as float32."""
+    documents = arrays.documents
+    return arrays._replace(
+        query=query,
+        key=_match_heads(key, query.shape[2]),
+        value=_match_heads(arrays.value, query.shape[2]),
+        mask=_numbers(arrays.mask),
+        query_mask=_numbers(arrays.query_mask),
+        documents=None if documents is None else documents.astype(jnp.float32),
+    )
 
 
 def _numbers(mask: jax.Array | None) -> jax.Array | None:
@@ -328,13 +283,9 @@ _attend.defvjp(_forward, _backward)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _attend_jitted(spec: AnySpec, arrays: Inputs) -> jax.Array:
-    return mesh.on_each_device(functools.partial(_attend, spec), arrays)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _compiled_scan(spec: ScanSpec, arrays: Scanned) -> jax.Array:
-    return mesh.by_sample(functools.partial(_attend, spec), arrays)
+def _attend_jitted(spec: AnySpec, arrays: Arrays) -> jax.Array:
+    split = mesh.on_each_device if isinstance(arrays, Inputs) else mesh.by_sample
+    return split(functools.partial(_attend, spec), arrays)
 
 
 def _forward_kernels(

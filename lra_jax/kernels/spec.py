@@ -4,7 +4,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,18 +83,23 @@ class Weighting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
-    """The settings that every call has, static and hashable.
+class Spec:
+    """Linear attention: the settings of a call, static and hashable.
 
     Attributes:
       is_causal: sum over j <= i only.
       feature_map: one of `MAPS`.
-      chunk: positions computed quadratically, C.
-      block: positions a program takes at a time, a multiple of `chunk`.
+      chunk: positions computed quadratically, C; not for CPUs.
+      block: positions a program takes at a time, a multiple of `chunk`; not for CPUs.
       precision: of products of float32 operands; half-precision products are exact.
       target: "tpu", "gpu" or "cpu", whose kernels run.
       interpret: run them in Pallas' interpreter, on any backend.
       rotate: weight by the cosine of the distance (cosFormer).
+      denominator: as in `Weighting`.
+      eps: as in `Weighting`.
+      decay: weight by an exponential of the distance. For this, "absolute" and packed
+        documents only a CPU has kernels.
+      packed: rows hold several documents, which do not see each other.
     """
 
     is_causal: bool
@@ -104,36 +109,11 @@ class Form:
     precision: jax.lax.Precision | None
     target: str
     interpret: bool
-    rotate: bool = False
-
-    @property
-    def module(self) -> str:
-        """The module of ``forward`` and ``backward``."""
-        raise NotImplementedError
-
-    @property
-    def terms(self) -> int:
-        """The number of feature products that sum to a weight: two with angles."""
-        return 2 if self.rotate else 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spec(Form):
-    """``num_i / den_i`` of linear attention.
-
-    Attributes:
-      denominator: "add" divides by ``den + eps``, "clamp" by ``max(den, eps)``,
-        "absolute" by ``max(|den|, eps)``, "none" by nothing.
-      eps: see `denominator`.
-      decay: weight by an exponential of the distance. For this, "absolute" and packed
-        documents only a CPU has kernels.
-      packed: rows hold several documents, which do not see each other.
-    """
-
+    rotate: bool
     denominator: str
     eps: float
-    decay: bool = False
-    packed: bool = False
+    decay: bool
+    packed: bool
 
     @property
     def module(self) -> str:
@@ -143,6 +123,11 @@ class Spec(Form):
         if self.target == "gpu":
             return "hopper.programs"
         return "tpu.causal" if self.is_causal else "tpu.product"
+
+    @property
+    def terms(self) -> int:
+        """The number of feature products that sum to a weight: two with angles."""
+        return 2 if self.rotate else 1
 
     def bound(self, den: jax.Array) -> jax.Array:
         """The divisor of the numerators."""
@@ -205,26 +190,25 @@ Gradients = tuple[jax.Array, jax.Array, jax.Array] | Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowSpec(Form):
-    """Flow-Attention, see `lra_jax.attention.flow.flow`.
+class FlowSpec:
+    """Flow-Attention on a CPU, see `lra_jax.attention.flow.flow`.
 
     Attributes:
+      is_causal: the causal definition.
+      feature_map: one of `MAPS`.
       clip: bound on the conserved outgoing flow; None = none.
-      largest: the competition has to find the largest logit; otherwise it sums plain
-        exponentials.
       eps: added to both factors of every inner product.
       extra_eps: added to the product.
     """
 
+    is_causal: bool
+    feature_map: str
     clip: float | None
-    largest: bool
     eps: float
     extra_eps: float
 
-    @property
-    def module(self) -> str:
-        """The module of its kernels, below `lra_jax.kernels`."""
-        return "cpu.flow"
+    target: ClassVar = "cpu"
+    module: ClassVar = "cpu.flow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,21 +218,17 @@ class RecurrentSpec:
     Attributes:
       is_causal: otherwise a query also reads a recurrence from the last position,
         before its own position is added.
-      target: "cpu".
       feature_map: one of `MAPS`, whose features of queries and keys are divided by
         their length; None = queries and keys are used as they are.
       eps: added to the square of the length.
     """
 
     is_causal: bool
-    target: str
-    feature_map: str | None = None
-    eps: float = 0.0
+    feature_map: str | None
+    eps: float
 
-    @property
-    def module(self) -> str:
-        """The module of its kernels, below `lra_jax.kernels`."""
-        return "cpu.recurrent"
+    target: ClassVar = "cpu"
+    module: ClassVar = "cpu.recurrent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,25 +237,16 @@ class ScanSpec:
 
     Attributes:
       forth: columns from this one on run from the last position to the first.
-      target: "cpu".
     """
 
     forth: int
-    target: str
 
-    @property
-    def module(self) -> str:
-        """The module of its kernels, below `lra_jax.kernels`."""
-        return "cpu.columns"
+    target: ClassVar = "cpu"
+    module: ClassVar = "cpu.columns"
 
 
 class Scanned(NamedTuple):
-    """The arrays of a `ScanSpec`.
+    """The arrays of a `ScanSpec`."""
 
-    Attributes:
-      factors: f, float32 `[B, T, C]`.
-      values: x, float32 `[B, T, C]`.
-    """
-
-    factors: jax.Array
-    values: jax.Array
+    factors: jax.Array  # f, float32 [B, T, C]
+    values: jax.Array  # x, float32 [B, T, C]

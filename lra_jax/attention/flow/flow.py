@@ -67,13 +67,8 @@ def _run(call: Call, **options: Any) -> tuple[jax.Array, FlowState]:
     refusal = _kernel_refusal(settings, call.is_causal)
     target = call.choose("flow", phi, refusal)
     if target is not None and target[0] == "cpu":
-        out = kernels.attend_flow(
-            target,
-            call.kernel_inputs,
-            settings._replace(feature_map=phi),
-            is_causal=call.is_causal,
-            chunking=call.chunking,
-        )
+        named = settings._replace(feature_map=phi)
+        out = kernels.attend_flow(call.kernel_inputs, named, is_causal=call.is_causal)
     elif call.is_causal:
         out, state = _causal(call, settings)
     else:

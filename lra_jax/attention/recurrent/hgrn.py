@@ -178,9 +178,8 @@ def _run(
     if call.rows is not None:
         factors = _reset(factors, call.rows, forth)
     refusal = _first_passed(grid=grid, angle=angle, rotation=rotation)
-    target = call.choose("hgrn", refusal=refusal)
-    if target is not None:
-        out, last = _scan_by_kernel(target, factors, values, forth), start
+    if call.choose("hgrn", refusal=refusal) is not None:
+        out, last = _scan_by_kernel(factors, values, forth), start
     elif grid is not None:
         out, last = _scan_grid(factors, values, grid), start
     else:
@@ -309,15 +308,13 @@ def _scan(
     return jnp.concatenate([left, right], 2), last
 
 
-def _scan_by_kernel(
-    target: kernels.Target, factors: jax.Array, values: jax.Array, forth: int
-) -> jax.Array:
+def _scan_by_kernel(factors: jax.Array, values: jax.Array, forth: int) -> jax.Array:
     """The outputs of `_scan`, without a start."""
     batch, length, heads, width = values.shape
     if width > 1:
         factors = jnp.repeat(factors, width, 2)
     columns = values.reshape(batch, length, heads * width)
-    return kernels.scan(target, factors, columns, forth * width).reshape(values.shape)
+    return kernels.scan(factors, columns, forth * width).reshape(values.shape)
 
 
 def _scan_grid(

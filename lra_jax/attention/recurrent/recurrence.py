@@ -79,7 +79,6 @@ def run(
     sums: Any = None
     if (target := call.choose(mechanism)) is not None:
         out = kernels.attend_recurrent(
-            target,
             _kernel_inputs(call, log_decay, beta),
             is_causal=call.is_causal,
             feature_map=feature_map and feature_maps.for_kernels(feature_map),

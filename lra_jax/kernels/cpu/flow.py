@@ -103,7 +103,7 @@ def _whole_forward(spec: FlowSpec, operands: Inputs, unit: jax.Array) -> tuple:
         [
             (batch, length, heads, operands.value.shape[3]),
             *(rows, rows, columns, columns, flow_sums, columns, rows),
-            programs.sums_shape(spec, operands.query, operands.value),
+            programs.sums_shape(operands.query, operands.value),
         ],
         [*operands[:3], *_masks(operands), unit],
         **_attributes(spec),

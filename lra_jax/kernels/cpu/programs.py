@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.kernels.cpu import library
-from lra_jax.kernels.spec import Form, Gradients, Inputs, Spec
+from lra_jax.kernels.spec import Gradients, Inputs, Spec
 
 MAPS = ("identity", "elu", "relu", "leaky_relu", "sigmoid", "silu")
 """The feature maps, in the order of `with_map` in vectors.h."""
@@ -41,7 +41,7 @@ def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
         arrays.append(operands.documents)
     else:
         name = "lra_whole_forward"
-        shapes.append(sums_shape(spec, query, value))
+        shapes.append(sums_shape(query, value, spec.terms))
     out, *saved = call(name, shapes, arrays, **_attributes(spec))
     return out, ((out, *saved) if save else ())
 
@@ -155,9 +155,9 @@ def _attributes(spec: Spec) -> dict[str, Any]:
     }
 
 
-def sums_shape(spec: Form, query: jax.Array, value: jax.Array) -> tuple[int, ...]:
+def sums_shape(query: jax.Array, value: jax.Array, terms: int = 1) -> tuple[int, ...]:
     """The sums of whole sequences, `Sums` in chunk.h."""
-    width = round_up(query.shape[3]) * spec.terms
+    width = round_up(query.shape[3]) * terms
     return (query.shape[0], query.shape[2], width * (round_up(value.shape[3]) + 1))
 
 

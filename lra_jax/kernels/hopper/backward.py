@@ -5,7 +5,7 @@ and ``d_i = -do_i . o_i / den_i`` that of a denominator; 1 / den and d are passe
 lines `[B, N, T]`. One kernel walks forward and computes the queries' gradients from the
 states before each chunk; another walks backward and computes the keys' and values'
 gradients from the mirrored states, the sums of ``phi(q_i) g_i^T`` and ``phi(q_i) d_i``
-over later positions.
+over later positions (`stage_upstream`).
 """
 
 import functools
@@ -16,76 +16,64 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lra_jax.kernels.hopper.forward import (
+    Arrays,
     add_up,
     grown,
     stage_pairs,
     values,
     walk_with_state,
 )
-from lra_jax.kernels.hopper.parts import Program, send
-
-Lines = tuple[jax.Array, jax.Array]
-
-
-def mirrored_sums(
-    program: Program,
-    query: jax.Array,
-    of_out: jax.Array,
-    lines: Lines,
-    scale: jax.Array,
-) -> list[jax.Array]:
-    """``sum_i phi(q_i) g_i^T`` and ``sum_i phi(q_i) d_i`` of each segment."""
-    kernel = functools.partial(_mirrored_sums, program)
-    scratch = [program.tile_memory() for _ in range(program.spec.terms + 1)]
-    arrays = [query, of_out, *lines, scale]
-    return program.run(kernel, arrays, list(program.states()), scratch)
+from lra_jax.kernels.hopper.parts import Program, Terms, send
 
 
 def queries(
-    program: Program,
-    query: jax.Array,
-    of_out: jax.Array,
-    lines: Lines,
-    pairs: tuple[jax.Array, jax.Array] | None,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    starts: list[jax.Array],
+    program: Program, later: Arrays, pairs: Arrays, scale: jax.Array, starts: list
 ) -> jax.Array:
-    """The queries' gradient; ``pairs`` are key and value in the causal form."""
-    causal = [] if pairs is None else list(pairs)
-    causal += [] if mask is None or pairs is None else [mask]
-    kernel = functools.partial(_queries, program, len(causal))
+    """The queries' gradient.
+
+    ``later`` are query, of_out, inverse and of_den; ``pairs`` are key, value and mask
+    in the causal form, otherwise empty.
+    """
     terms = program.spec.terms
-    tiles = 2 + terms + (terms + 1 if causal else 0)
-    scratch = [program.tile_memory() for _ in range(tiles)]
-    scratch += [program.vector_memory() for _ in range(terms)]
-    arrays = [query, of_out, *lines, scale, *starts, *causal]
-    return program.run(kernel, arrays, [program.rows()], scratch)[0]
+    (of_query,) = program.run(
+        functools.partial(_queries, program),
+        later | pairs,
+        [scale, *starts],
+        [program.rows()],
+        tiles=2 + terms + (terms + 1 if pairs else 0),
+        vectors=terms,
+    )
+    return of_query
 
 
 def pairs(
-    program: Program,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    laters: list[jax.Array],
-    later_arrays: list[jax.Array],
+    program: Program, pairs: Arrays, later: Arrays, scale: jax.Array, laters: list
 ) -> list[jax.Array]:
-    """The gradients of keys and values.
-
-    ``later_arrays`` are query, of_out and the lines in the causal form, otherwise
-    empty.
-    """
-    masked = [] if mask is None else [mask]
-    kernel = functools.partial(_pairs, program, len(masked), len(later_arrays))
+    """The gradients of keys and values; ``later`` is empty unless causal."""
     terms = program.spec.terms
-    tiles = 3 + 2 * terms + (terms + 1 if later_arrays else 0)
-    scratch = [program.tile_memory() for _ in range(tiles)]
-    scratch += [program.vector_memory() for _ in range(terms)]
-    arrays = [key, value, scale, *laters, *masked, *later_arrays]
-    outputs = [program.rows(), program.rows()]
-    return program.run(kernel, arrays, outputs, scratch)
+    return program.run(
+        functools.partial(_pairs, program),
+        pairs | later,
+        [scale, *laters],
+        [program.rows(), program.rows()],
+        tiles=3 + 2 * terms + (terms + 1 if later else 0),
+        vectors=terms,
+    )
+
+
+def stage_upstream(
+    program: Program,
+    tiles: dict[str, Any],
+    weights: Terms | None,
+    stages: list[Any],
+    up_stage: Any,
+) -> Any:
+    """Puts a chunk's query terms and g into shared memory, for the mirrored sums."""
+    terms, _ = program.features(tiles["query"], weights)
+    program.stage(stages, terms)
+    up_stage[...] = _upstream(program, tiles)
+    plgpu.commit_smem()
+    return up_stage
 
 
 def _upstream(program: Program, tiles: dict[str, Any]) -> jax.Array:
@@ -95,36 +83,18 @@ def _upstream(program: Program, tiles: dict[str, Any]) -> jax.Array:
     return (of_out * ops.down(ops.by_row(tiles["inverse"]))).astype(program.dtype)
 
 
-_LATER = ("query", "of_out", "inverse", "of_den")
-
-
-def _mirrored_sums(program: Program, *refs: Any) -> None:
-    scale, state_ref, total_ref, up_stage, *stages = refs[4:]
-    inputs = list(zip(_LATER, refs[:4], strict=True))
-
-    def body(first: Any, tiles: dict[str, Any], carry: tuple) -> tuple:
-        terms, _ = program.features(tiles["query"], program.weights(first, scale))
-        program.stage(stages, terms)
-        up_stage[...] = _upstream(program, tiles)
-        plgpu.commit_smem()
-        state, total = carry
-        of_den = program.ops.by_row(tiles["of_den"])
-        state = grown(program, state, stages, up_stage)
-        return state, add_up(program, total, stages, of_den)
-
-    sums = program.walk(body, inputs, program.nothing())
-    program.write((state_ref, total_ref), sums)
-
-
-def _queries(program: Program, causal: int, *refs: Any) -> None:
-    scale, *starts = refs[4:7]
-    terms, ops = program.spec.terms, program.ops
-    out, out_stage, up_stage, *stages = refs[7 + causal : -terms]
-    total = refs[-terms:]
+def _queries(
+    program: Program,
+    inputs: dict[str, Any],
+    others: list[Any],
+    outputs: list[Any],
+    tiles: list[Any],
+    total: list[Any],
+) -> None:
+    (scale, *starts), (out,), (out_stage, up_stage, *stages) = others, outputs, tiles
+    terms, ops, causal = program.spec.terms, program.ops, program.spec.is_causal
     batch, head, _ = program.here()
     states, key_stages = stages[:terms], stages[terms : 2 * terms]
-    names = (*_LATER, "key", "value", "mask")
-    inputs = list(zip(names, (*refs[:4], *refs[7 : 7 + causal]), strict=False))
 
     def body(first: Any, tiles: dict[str, Any], state: tuple) -> tuple:
         weights = program.weights(first, scale)
@@ -156,22 +126,26 @@ def _queries(program: Program, causal: int, *refs: Any) -> None:
         send(first, [(out_stage, out)], (batch, head))
         return after
 
-    walk_with_state(program, body, inputs, starts, states, total, bool(causal))
+    walk_with_state(program, body, inputs, starts, states, total)
 
 
-def _pairs(program: Program, masked: int, causal: int, *refs: Any) -> None:
-    key, value, scale, *laters = refs[:5]
-    terms, ops = program.spec.terms, program.ops
-    rest, total = refs[5 + masked + causal : -terms], refs[-terms:]
-    of_key, of_value, key_stage, value_stage, hidden_stage, *stages = rest
+def _pairs(
+    program: Program,
+    inputs: dict[str, Any],
+    others: list[Any],
+    outputs: list[Any],
+    tiles: list[Any],
+    total: list[Any],
+) -> None:
+    (scale, *laters), (of_key, of_value) = others, outputs
+    key_stage, value_stage, hidden_stage, *stages = tiles
+    terms, ops, causal = program.spec.terms, program.ops, program.spec.is_causal
     batch, head, _ = program.here()
     states, key_stages = stages[:terms], stages[terms : 2 * terms]
     query_stages = stages[2 * terms : 3 * terms]
-    names = ("key", "value", *(("mask",) if masked else ()), *_LATER[:causal])
-    inputs = list(zip(names, (key, value, *refs[5 : 5 + masked + causal]), strict=True))
 
     def body(first: Any, tiles: dict[str, Any], state: tuple) -> tuple:
-        valid = ops.by_row(tiles["mask"]) if masked else None
+        valid = ops.by_row(tiles["mask"]) if "mask" in tiles else None
         weights = program.weights(first, scale)
         # Features in shared memory need not stay in registers.
         k, _ = program.features(tiles["key"], weights, valid)
@@ -210,7 +184,7 @@ def _pairs(program: Program, masked: int, causal: int, *refs: Any) -> None:
         send(first, [(key_stage, of_key), (value_stage, of_value)], (batch, head))
         return after
 
-    walk_with_state(program, body, inputs, laters, states, total, bool(causal))
+    walk_with_state(program, body, inputs, laters, states, total)
 
 
 def _scores(program: Program, keys: list[Any], queries: list[Any]) -> jax.Array:

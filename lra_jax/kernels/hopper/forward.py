@@ -1,53 +1,35 @@
 """The forward kernels for Hopper GPUs."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from lra_jax.kernels.hopper.parts import LinearProgram, Program, Terms, send
+from lra_jax.kernels.hopper.parts import Program, Terms, send
 from lra_jax.kernels.spec import plus
 
-
-def sums(
-    program: Program,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array | None,
-    scale: jax.Array,
-) -> list[jax.Array]:
-    """``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each segment."""
-    masked = [] if mask is None else [mask]
-    kernel = functools.partial(_sums, program, bool(masked))
-    scratch = [program.tile_memory() for _ in range(program.spec.terms + 1)]
-    arrays = [key, value, scale, *masked]
-    return program.run(kernel, arrays, list(program.states()), scratch)
+Arrays = dict[str, jax.Array]
 
 
 def outputs(
-    program: LinearProgram,
-    query: jax.Array,
-    pairs: tuple[jax.Array, jax.Array] | None,
-    mask: jax.Array | None,
-    scale: jax.Array,
-    starts: list[jax.Array],
+    program: Program, query: jax.Array, pairs: Arrays, scale: jax.Array, starts: list
 ) -> list[jax.Array]:
     """Outputs `[B, T, N, 64]` and denominators `[B, N, T]`, given the states before.
 
-    ``pairs`` are key and value in the causal form, otherwise None.
+    ``pairs`` are key, value and mask in the causal form, otherwise empty.
     """
-    causal = [] if pairs is None else list(pairs)
-    causal += [] if mask is None or pairs is None else [mask]
-    kernel = functools.partial(_outputs, program, len(causal))
     terms = program.spec.terms
-    tiles = 1 + 2 * terms + (terms + 1 if causal else 0)
-    scratch = [program.tile_memory() for _ in range(tiles)]
-    scratch += [program.vector_memory() for _ in range(1 + terms)]
-    arrays = [query, scale, *starts, *causal]
-    return program.run(kernel, arrays, [program.rows(), program.line()], scratch)
+    return program.run(
+        functools.partial(_outputs, program),
+        {"query": query} | pairs,
+        [scale, *starts],
+        [program.rows(), program.line()],
+        tiles=1 + 2 * terms + (terms + 1 if pairs else 0),
+        vectors=1 + terms,
+    )
 
 
 def values(program: Program, tile: Any, stage: Any, valid: Any) -> Any:
@@ -95,20 +77,39 @@ def stage_pairs(
     return value
 
 
+def sums(
+    program: Program,
+    walked: Arrays,
+    scale: jax.Array,
+    stage: Callable[..., Any] = stage_pairs,
+) -> list[jax.Array]:
+    """``sum_j phi(k_j) v_j^T`` and ``sum_j phi(k_j)`` of each segment.
+
+    The arrays are key, value and mask, or those of another ``stage``.
+    """
+    return program.run(
+        functools.partial(_sums, program, stage),
+        walked,
+        [scale],
+        list(program.states()),
+        tiles=program.spec.terms + 1,
+    )
+
+
 def walk_with_state(
     program: Program,
     body: Any,
-    inputs: Sequence[tuple[str, Any]],
+    inputs: dict[str, Any],
     starts: list[Any],
     states: Any,
     total: Any,
-    causal: bool,
 ) -> None:
     """Walks over the chunks with the segment's state, or with the whole sums.
 
     The total is in shared memory, and so is the state if it does not change.
     """
-    state, sums = program.read(starts[0], starts[1], program.here()[2] if causal else 0)
+    causal = program.spec.is_causal
+    state, sums = program.read(*starts, program.here()[2] if causal else 0)
     program.put(total, sums)
     if not causal:
         program.stage(states, state)
@@ -117,35 +118,42 @@ def walk_with_state(
     plgpu.wait_smem_to_gmem(0)
 
 
-def _sums(program: Program, masked: bool, *refs: Any) -> None:
-    (key, value, scale), rest = refs[:3], refs[3 + masked :]
-    state_ref, total_ref, value_stage, *stages = rest
-    inputs = [("key", key), ("value", value)]
-    inputs += [("mask", refs[3])] if masked else []
+def _sums(
+    program: Program,
+    stage: Callable[..., Any],
+    inputs: dict[str, Any],
+    others: list[Any],
+    outputs: list[Any],
+    tiles: list[Any],
+    _: list[Any],
+) -> None:
+    (scale,), (value_stage, *stages) = others, tiles
 
     def body(first: Any, tiles: dict[str, Any], carry: tuple) -> tuple:
         weights = program.weights(first, scale)
-        value = stage_pairs(program, tiles, weights, stages, value_stage)
+        value = stage(program, tiles, weights, stages, value_stage)
+        of_rows = program.ops.by_row(tiles["of_den"]) if "of_den" in tiles else None
         state, total = carry
         state = grown(program, state, stages, value)
-        return state, add_up(program, total, stages)
+        return state, add_up(program, total, stages, of_rows)
 
-    sums = program.walk(body, inputs, program.nothing())
-    program.write((state_ref, total_ref), sums)
+    program.write(outputs, program.walk(body, inputs, program.nothing()))
 
 
-def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
-    terms = program.spec.terms
-    query, scale, *starts = refs[:4]
-    pairs, rest = refs[4 : 4 + causal], refs[4 + causal :]
-    (out, den_out, out_stage, *stages), total = rest[:-terms], rest[-terms:]
-    *stages, den_stage = stages
-    ops = program.ops
+def _outputs(
+    program: Program,
+    inputs: dict[str, Any],
+    others: list[Any],
+    outputs: list[Any],
+    tiles: list[Any],
+    vectors: list[Any],
+) -> None:
+    (scale, *starts), (out, den_out) = others, outputs
+    (out_stage, *stages), (den_stage, *total) = tiles, vectors
+    ops, terms = program.ops, program.spec.terms
     batch, head, _ = program.here()
     states, query_stages = stages[:terms], stages[terms : 2 * terms]
     key_stages = stages[2 * terms : 3 * terms]
-    names = ("query", "key", "value", "mask")
-    inputs = list(zip(names, (query, *pairs), strict=False))
 
     def body(first: Any, tiles: dict[str, Any], state: tuple) -> tuple:
         after = state
@@ -158,7 +166,7 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
             for term, z in zip(q, program.columns(total), strict=True)
         ]
         products = list(zip(query_stages, states, strict=True))
-        if causal:
+        if program.spec.is_causal:
             program.stage(states, state)
             value = stage_pairs(program, tiles, weights, key_stages, stages[-1])
             scores = _lower(program, query_stages, key_stages)
@@ -180,7 +188,7 @@ def _outputs(program: LinearProgram, causal: int, *refs: Any) -> None:
         send(first, [(out_stage, out), (den_stage, den_out)], (batch, head))
         return after
 
-    walk_with_state(program, body, inputs, starts, states, total, bool(causal))
+    walk_with_state(program, body, inputs, starts, states, total)
 
 
 def _lower(program: Program, query: list[Any], key_stages: list[Any]) -> jax.Array:

@@ -73,10 +73,6 @@ class Ops:
         """Zeros `[64, 64]`."""
         return self._zeros((TILE, TILE), _TILED)
 
-    def zero_rows(self) -> jax.Array:
-        """A row vector of zeros."""
-        return self._zeros((TILE,), _BY_ROW)
-
     def zero_columns(self) -> jax.Array:
         """A column vector of zeros."""
         return self._zeros((TILE,), _BY_COLUMN)
@@ -125,21 +121,3 @@ class Ops:
             return accumulator[...]
 
         return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((TILE, TILE)))
-
-    def add_products(
-        self, *sums: tuple[jax.Array, list[tuple[Any, Any]]]
-    ) -> list[jax.Array]:
-        """Each ``(sum, pairs)`` plus its products ``a b``, in the sum's own registers.
-
-        All products run at the same time; operands are those of `product`.
-        """
-        if self.interpret:
-            return [x + self.product(*pairs) for x, pairs in sums]
-
-        def multiply(accumulators: list[Any]) -> None:
-            for accumulator, (_, pairs) in zip(accumulators, sums, strict=True):
-                for a, b in pairs:
-                    plgpu.wgmma(accumulator, a, b)
-
-        accumulators: Any = [plgpu.WGMMAAccumulatorRef.init(x) for x, _ in sums]
-        return pl.run_state(multiply)(accumulators)

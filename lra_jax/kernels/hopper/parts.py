@@ -4,7 +4,8 @@ A program is one warpgroup of 128 threads. Tiles are 64 x 64, read by the tensor
 from shared memory, with accumulators in registers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from lra_jax.kernels.hopper.ops import TILE, Ops, interpreter
-from lra_jax.kernels.spec import DEAD, MAPS, Form, Gradients, Inputs, Spec, plus
+from lra_jax.kernels.spec import DEAD, MAPS, Gradients, Inputs, Spec, plus
 
 Terms = list[jax.Array]
 
@@ -31,7 +32,7 @@ class Program:
       backward: walk from the last chunk to the first.
     """
 
-    spec: Form
+    spec: Spec
     shape: tuple[int, int, int]
     dtype: jnp.dtype
     backward: bool = False
@@ -50,14 +51,6 @@ class Program:
     def terms(self) -> range:
         """The indices of the states: one, or one of cosines and one of sines."""
         return range(self.spec.terms)
-
-    def tile_memory(self) -> Any:
-        """A tile in shared memory, as tensor cores and copies require it."""
-        return plgpu.SMEM((TILE, TILE), self.dtype, transforms=self._transforms)
-
-    def vector_memory(self) -> Any:
-        """A float32 vector `[64]` in shared memory."""
-        return plgpu.SMEM((TILE,), jnp.float32)
 
     @property
     def _transforms(self) -> tuple[Any, ...]:
@@ -88,7 +81,7 @@ class Program:
     def walk(
         self,
         body: Callable[..., Any],
-        refs: Sequence[tuple[str, Any]],
+        refs: dict[str, Any],
         carry: Any,
     ) -> Any:
         """Runs ``carry = body(first, tiles, carry)`` over the segment's chunks.
@@ -118,16 +111,16 @@ class Program:
 
         def step(indices: Any, *arguments: Any) -> Any:
             *tiles, carry = arguments
-            named = dict(zip((name for name, _ in refs), tiles, strict=True))
+            named = dict(zip(refs, tiles, strict=True))
             return body(place(indices[0]) * TILE, named, carry)
 
         return plgpu.emit_pipeline(
             step,
             grid=(count,),
-            in_specs=[specs(ref) for _, ref in refs],
+            in_specs=[specs(ref) for ref in refs.values()],
             max_concurrent_steps=2,
             init_carry=carry,
-        )(*(ref for _, ref in refs))
+        )(*refs.values())
 
     def weights(self, first: Any, scale_ref: Any) -> Terms | None:
         """Cosine and sine of the positions' angles, row vectors; None = no angles."""
@@ -191,7 +184,7 @@ class Program:
         state = tuple(self.ops.zero_tile() for _ in self.terms)
         return state, tuple(self.ops.zero_columns() for _ in self.terms)
 
-    def write(self, refs: tuple[Any, Any], carry: tuple) -> None:
+    def write(self, refs: list[Any], carry: tuple) -> None:
         """The inverse of `read`, for the program's own segment."""
         for term in self.terms:
             for ref, sums in zip(refs, carry, strict=True):
@@ -205,14 +198,36 @@ class Program:
     def run(
         self,
         kernel: Callable[..., None],
-        arrays: list[jax.Array],
+        walked: dict[str, jax.Array],
+        others: list[jax.Array],
         outputs: list[jax.ShapeDtypeStruct],
-        scratch: list[Any],
+        *,
+        tiles: int,
+        vectors: int = 0,
     ) -> list[jax.Array]:
-        """Runs ``kernel(*arrays, *outputs, *scratch)`` for every segment and head."""
+        """Runs a kernel for every segment and head.
+
+        Args:
+          kernel: called with the refs of the arguments below: a dict and four lists.
+          walked: arrays for `walk`, by name.
+          others: further inputs.
+          outputs: what it returns.
+          tiles: tiles `[64, 64]` of shared memory, as tensor cores and copies need it.
+          vectors: float32 vectors `[64]` of shared memory.
+        """
+        sizes = len(others), len(outputs), tiles, vectors
+
+        def by_kind(*refs: Any) -> None:
+            each = iter(refs)
+            named = {name: next(each) for name in walked}
+            kernel(named, *([*itertools.islice(each, size)] for size in sizes))
+
+        tile = plgpu.SMEM((TILE, TILE), self.dtype, transforms=self._transforms)
+        scratch = [tile] * tiles + [plgpu.SMEM((TILE,), jnp.float32)] * vectors
+        arrays = [*walked.values(), *others]
         more = {"interpret": interpreter()} if self.spec.interpret else {}
         out = plgpu.kernel(
-            kernel,
+            by_kind,
             out_type=outputs,
             scratch_types=scratch,
             grid=(*self.shape[:2], self.segments),
@@ -232,14 +247,7 @@ def _varying_like(x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
     return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
-@dataclass(frozen=True)
-class LinearProgram(Program):
-    """A program of linear attention."""
-
-    spec: Spec
-
-
-def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
+def whole(spec: Spec, x: jax.Array, alive: bool = True) -> jax.Array:
     """Pads `[B, T, N, W]` to a multiple of 64 columns and whole segments.
 
     The added rows are zero, or, if not alive, have zero features.
@@ -248,7 +256,8 @@ def whole(spec: Form, x: jax.Array, alive: bool = True) -> jax.Array:
     if not missing and not narrow:
         return x
     pad = [(0, 0), (0, missing), (0, 0), (0, narrow)]
-    return jnp.pad(x, pad, constant_values=0.0 if alive else dead(spec))
+    fill = 0.0 if alive else DEAD.get(spec.feature_map, 0.0)
+    return jnp.pad(x, pad, constant_values=fill)
 
 
 def cut(slopes: Iterable[jax.Array], operands: Inputs) -> Gradients:
@@ -265,11 +274,6 @@ def row_products(a: jax.Array, b: jax.Array, length: int) -> jax.Array:
     products = (a.astype(jnp.float32) * b.astype(jnp.float32)).sum(3)
     missing = length - products.shape[1]
     return jnp.pad(jnp.swapaxes(products, 1, 2), [(0, 0), (0, 0), (0, missing)])
-
-
-def dead(spec: Form) -> float:
-    """A query or key whose features are zero."""
-    return DEAD.get(spec.feature_map, 0.0)
 
 
 def send(first: Any, pairs: list[tuple[Any, Any]], at: tuple[Any, Any]) -> None:

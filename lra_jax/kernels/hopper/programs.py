@@ -19,21 +19,23 @@ import jax.numpy as jnp
 
 from lra_jax.kernels.hopper import backward as slopes
 from lra_jax.kernels.hopper import forward as products
-from lra_jax.kernels.hopper.parts import LinearProgram, cut, row_products, whole
+from lra_jax.kernels.hopper.parts import Program, cut, row_products, whole
 from lra_jax.kernels.spec import Gradients, Inputs, Spec
 
 
 def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and what `backward` needs."""
     length, width = operands.query.shape[1], operands.value.shape[3]
-    q, k, v, mask, _, scale, *_ = pad(spec, operands)
-    over_queries, over_keys = _program(spec, q), _program(spec, k)
+    q, pairs = _pad(spec, operands)
+    scale, over_queries = operands.scale, _program(spec, q)
+    over_keys = _program(spec, pairs["key"])
     if one_segment(over_keys):
         starts = no_sums(over_keys)
     else:
-        starts = before(spec, products.sums(over_keys, k, v, mask, scale))
-    pairs = (k, v) if spec.is_causal else None
-    out, den = products.outputs(over_queries, q, pairs, mask, scale, starts)
+        starts = before(spec, products.sums(over_keys, pairs, scale))
+    out, den = products.outputs(
+        over_queries, q, pairs if spec.is_causal else {}, scale, starts
+    )
     out = out[:, :length, :, :width]
     return out, ((out, den, starts) if save else ())
 
@@ -41,46 +43,50 @@ def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
 def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
     out, den, starts = saved
-    q, k, v, mask, _, scale, *_ = pad(spec, operands)
+    q, pairs = _pad(spec, operands)
+    inverse, of_den = gradient_lines(spec, out, den, of_out)
     up = whole(spec, of_out)
-    lines = gradient_lines(spec, out, den, of_out)
-    over_queries = _program(spec, q)
-    pairs = (k, v) if spec.is_causal else None
-    arrays = (over_queries, q, up, lines)
-    of_query = slopes.queries(*arrays, pairs, mask, scale, starts)
+    later = {"query": q, "of_out": up, "inverse": inverse, "of_den": of_den}
+    scale, over_queries = operands.scale, _program(spec, q)
+    of_query = slopes.queries(
+        over_queries, later, pairs if spec.is_causal else {}, scale, starts
+    )
     if one_segment(over_queries):
         laters = no_sums(over_queries)
     else:
-        laters = after(spec, slopes.mirrored_sums(*arrays, scale))
-    over_keys = _program(spec, k, backward=True)
-    later_arrays = [q, up, *lines] if spec.is_causal else []
-    of_key, of_value = slopes.pairs(over_keys, k, v, mask, scale, laters, later_arrays)
+        sums = products.sums(over_queries, later, scale, slopes.stage_upstream)
+        laters = after(spec, sums)
+    over_keys = _program(spec, pairs["key"], backward=True)
+    of_key, of_value = slopes.pairs(
+        over_keys, pairs, later if spec.is_causal else {}, scale, laters
+    )
     return cut((of_query, of_key, of_value), operands)
 
 
-def _program(spec: Spec, x: jax.Array, backward: bool = False) -> LinearProgram:
+def _program(spec: Spec, x: jax.Array, backward: bool = False) -> Program:
     batch, length, heads, _ = x.shape
-    return LinearProgram(spec, (batch, heads, length), x.dtype, backward)
+    return Program(spec, (batch, heads, length), x.dtype, backward)
 
 
-def one_segment(program: LinearProgram) -> bool:
+def one_segment(program: Program) -> bool:
     """Whether the program's own walk covers the whole sequence."""
     return program.spec.is_causal and program.segments == 1
 
 
-def no_sums(program: LinearProgram) -> list[jax.Array]:
+def no_sums(program: Program) -> list[jax.Array]:
     """The sums beyond a program that walks over the whole sequence."""
     return [jnp.zeros(x.shape, x.dtype) for x in program.states()]
 
 
-def pad(spec: Spec, operands: Inputs) -> Inputs:
-    """Inputs with whole segments and 64 columns; the mask as `[B, S]`."""
+def _pad(spec: Spec, operands: Inputs) -> tuple[jax.Array, products.Arrays]:
+    """The query, and key, value and mask, with whole segments and 64 columns."""
     query, key = (whole(spec, x, alive=False) for x in (operands.query, operands.key))
-    mask = None if operands.mask is None else operands.mask[:, 0]
-    if mask is not None:
-        mask = jnp.pad(mask, [(0, 0), (0, key.shape[1] - mask.shape[1])])
-    value = whole(spec, operands.value)
-    return operands._replace(query=query, key=key, value=value, mask=mask)
+    pairs = {"key": key, "value": whole(spec, operands.value)}
+    if operands.mask is not None:
+        mask = operands.mask[:, 0]
+        missing = key.shape[1] - mask.shape[1]
+        pairs["mask"] = jnp.pad(mask, [(0, 0), (0, missing)])
+    return query, pairs
 
 
 def before(spec: Spec, sums: list[jax.Array]) -> list[jax.Array]:

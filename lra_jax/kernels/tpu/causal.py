@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from lra_jax.kernels.spec import Gradients, Inputs, Spec, plus
-from lra_jax.kernels.tpu.layout import LinearCall, layout, like
+from lra_jax.kernels.tpu.layout import Call, layout, like
 from lra_jax.kernels.tpu.parts import (
     Terms,
     lower,
@@ -61,12 +61,12 @@ def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gra
     return call.layout.gradients(call.run(kernel, arrays, outputs, call.state_shapes))
 
 
-def _call(spec: Spec, operands: Inputs, backward: bool = False) -> LinearCall:
+def _call(spec: Spec, operands: Inputs, backward: bool = False) -> Call:
     query = operands.query
-    return LinearCall(spec, layout(operands), query.shape[1], query.dtype, backward)
+    return Call(spec, layout(operands), query.shape[1], query.dtype, backward)
 
 
-def _inputs(call: LinearCall, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
+def _inputs(call: Call, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
     hidden = [] if operands.mask is None else [(operands.mask, call.mask)]
     return [*call.laid(operands), *hidden]
 
@@ -74,7 +74,7 @@ def _inputs(call: LinearCall, operands: Inputs) -> list[tuple[jax.Array, pl.Bloc
 class _Block:
     """A block's chunks: features, values and which rows are real."""
 
-    def __init__(self, call: LinearCall, scale: Any, refs: tuple[Any, ...], mask: Any):
+    def __init__(self, call: Call, scale: Any, refs: tuple[Any, ...], mask: Any):
         self.size = call.spec.chunk
         self.chunk = call.chunk
         query, key, value = refs
@@ -97,7 +97,7 @@ class _Block:
             self.valid.append((real, seen))
 
 
-def _forward_kernel(call: LinearCall, masked: bool, save: bool, *refs: Any) -> None:
+def _forward_kernel(call: Call, masked: bool, save: bool, *refs: Any) -> None:
     scale, *inputs = refs[: 4 + masked]
     out, *saved = refs[4 + masked : -2]
     state_ref, total_ref = refs[-2:]
@@ -120,7 +120,7 @@ def _forward_kernel(call: LinearCall, masked: bool, save: bool, *refs: Any) -> N
 
 
 def _outputs(
-    call: LinearCall,
+    call: Call,
     query: Terms,
     key: Terms,
     value: jax.Array,
@@ -140,7 +140,7 @@ def _outputs(
     return num, dens, all_scores
 
 
-def _backward_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
+def _backward_kernel(call: Call, masked: bool, *refs: Any) -> None:
     scale, *inputs = refs[: 4 + masked]
     of_out, state_ref, kept_total = refs[4 + masked : 7 + masked]
     slopes = refs[7 + masked : 10 + masked]
@@ -168,7 +168,7 @@ def _backward_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
 
 
 def _chunk_backward(
-    call: LinearCall,
+    call: Call,
     block: _Block,
     index: int,
     of_out: jax.Array,

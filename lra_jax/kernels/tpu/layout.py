@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from lra_jax.kernels.spec import Form, Gradients, Inputs, Spec
-from lra_jax.kernels.tpu.parts import Group, LinearChunk
+from lra_jax.kernels.spec import Gradients, Inputs, Spec
+from lra_jax.kernels.tpu.parts import Chunk, Group
 
 LANES = 128
 WIDEST = 256
@@ -83,7 +83,7 @@ class Call:
       backward: walk from the last block to the first.
     """
 
-    spec: Form
+    spec: Spec
     layout: Layout
     length: int
     dtype: jnp.dtype
@@ -93,11 +93,6 @@ class Call:
     def blocks(self) -> int:
         """Number of blocks in a sequence."""
         return -(-self.length // self.spec.block)
-
-    @property
-    def steps(self) -> int:
-        """Length of the grid's last axis."""
-        return self.blocks
 
     def place(self, step: Any) -> Any:
         """The block that a step of the grid processes."""
@@ -178,7 +173,7 @@ class Call:
         ]
         return pl.pallas_call(
             kernel,
-            grid=(outputs[0][0].shape[0], self.layout.groups, self.steps),
+            grid=(outputs[0][0].shape[0], self.layout.groups, self.blocks),
             in_specs=[spec for _, spec in arrays],
             out_specs=[spec for _, spec in outputs],
             out_shape=shapes,
@@ -189,17 +184,10 @@ class Call:
             interpret=self.spec.interpret,
         )(*(array for array, _ in arrays))
 
-
-@dataclass(frozen=True)
-class LinearCall(Call):
-    """A kernel of attention that is divided by its row sums."""
-
-    spec: Spec
-
     @property
-    def chunk(self) -> LinearChunk:
+    def chunk(self) -> Chunk:
         """The computations of one chunk."""
-        return LinearChunk(self.spec, self.layout.group, self.dtype)
+        return Chunk(self.spec, self.layout.group, self.dtype)
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

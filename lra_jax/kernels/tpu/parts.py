@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from lra_jax.kernels.spec import MAPS, Form, Spec, plus
+from lra_jax.kernels.spec import MAPS, Spec, plus
 
 Terms = list[jax.Array]
 
@@ -110,7 +110,7 @@ class Chunk:
       dtype: of the operands of products; sums are float32.
     """
 
-    spec: Form
+    spec: Spec
     group: Group
     dtype: jnp.dtype
 
@@ -201,13 +201,6 @@ class Chunk:
         rows = rows if weights is None else [row * weights for row in rows]
         sums = [row.sum(0, keepdims=True) for row in rows]
         return state, [z + x for z, x in zip(total, sums, strict=True)]
-
-
-@dataclass(frozen=True)
-class LinearChunk(Chunk):
-    """A chunk of attention that is divided by its row sums."""
-
-    spec: Spec
 
     def divide(self, num: jax.Array, dens: Terms) -> tuple[jax.Array, jax.Array]:
         """The output `[C, G Hv]` and the reciprocal of its divisor."""

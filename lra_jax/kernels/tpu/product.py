@@ -14,7 +14,7 @@ import jax
 from jax.experimental import pallas as pl
 
 from lra_jax.kernels.spec import Gradients, Inputs, Spec, plus
-from lra_jax.kernels.tpu.layout import LinearCall, layout, like
+from lra_jax.kernels.tpu.layout import Call, layout, like
 from lra_jax.kernels.tpu.parts import (
     Terms,
     read,
@@ -65,15 +65,15 @@ def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gra
     return over_keys.layout.gradients((of_query, of_key, of_value))
 
 
-def _calls(spec: Spec, operands: Inputs) -> tuple[LinearCall, LinearCall]:
+def _calls(spec: Spec, operands: Inputs) -> tuple[Call, Call]:
     over_keys, over_queries = (
-        LinearCall(spec, layout(operands), x.shape[1], x.dtype)
+        Call(spec, layout(operands), x.shape[1], x.dtype)
         for x in (operands.key, operands.query)
     )
     return over_keys, over_queries
 
 
-def _pairs(call: LinearCall, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
+def _pairs(call: Call, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
     lay = call.layout.lay
     hidden = [] if operands.mask is None else [(operands.mask, call.mask)]
     return [(lay(operands.key), call.keys), (lay(operands.value), call.values), *hidden]
@@ -82,7 +82,7 @@ def _pairs(call: LinearCall, operands: Inputs) -> list[tuple[jax.Array, pl.Block
 class _Rows:
     """A block's chunks of one array of features."""
 
-    def __init__(self, call: LinearCall, scale: Any, ref: Any, mask: Any = None):
+    def __init__(self, call: Call, scale: Any, ref: Any, mask: Any = None):
         size, self.chunk, self.ref = call.spec.chunk, call.chunk, ref
         self.call, self.mask, self.scale = call, mask, scale
         self.parts = [slice(at, at + size) for at in range(0, call.spec.block, size)]
@@ -102,7 +102,7 @@ class _Rows:
             yield part, valid, terms, pull
 
 
-def _sum_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
+def _sum_kernel(call: Call, masked: bool, *refs: Any) -> None:
     scale, key, value = refs[:3]
     mask, (state_ref, total_ref) = refs[3] if masked else None, refs[-2:]
     start(state_ref, total_ref)
@@ -113,7 +113,7 @@ def _sum_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
     write(state_ref, total_ref, state, total)
 
 
-def _apply_kernel(call: LinearCall, *refs: Any) -> None:
+def _apply_kernel(call: Call, *refs: Any) -> None:
     scale, query, state_ref, total_ref, out = refs
     sums = read(call.spec.terms, state_ref, total_ref)
     for part, _, terms, _ in _Rows(call, call.scale(scale), query):
@@ -121,7 +121,7 @@ def _apply_kernel(call: LinearCall, *refs: Any) -> None:
         out[part] = quotient.astype(out.dtype)
 
 
-def _queries_kernel(call: LinearCall, *refs: Any) -> None:
+def _queries_kernel(call: Call, *refs: Any) -> None:
     scale, query, of_out, state_ref, total_ref, of_query, *later_refs = refs
     chunk, group = call.chunk, call.layout.group
     later_state, later_total = later_refs
@@ -141,7 +141,7 @@ def _queries_kernel(call: LinearCall, *refs: Any) -> None:
     write(later_state, later_total, *later)
 
 
-def _keys_kernel(call: LinearCall, masked: bool, *refs: Any) -> None:
+def _keys_kernel(call: Call, masked: bool, *refs: Any) -> None:
     scale, key, value = refs[:3]
     mask = refs[3] if masked else None
     state_ref, total_ref, of_key, of_value = refs[-4:]
