@@ -54,12 +54,9 @@ class Packed:
     def over(
         self, reduce: Callable[..., jax.Array], x: jax.Array, axis: int
     ) -> jax.Array:
-        """Reduces x over each document; every position gets its document's result.
+        """Reduces `[B, ..., T, ...]` over each document, for each of its positions.
 
-        Args:
-          reduce: ``jax.ops.segment_sum`` or a similar function.
-          x: `[B, ..., T, ...]`.
-          axis: the axis T.
+        ``reduce`` is ``jax.ops.segment_sum`` or a similar function, ``axis`` that of T.
         """
         length = x.shape[axis]
 
@@ -76,13 +73,10 @@ class Packed:
         return jnp.take_along_axis(x, places - self.position, 1)
 
     def around(self, sums: Callable[[jax.Array], Any]) -> tuple[Any, Any] | None:
-        """The parts of the first and the last document's sums held by other devices.
+        """The sums of the first and the last document that other devices hold.
 
-        Args:
-          sums: maps a mask `[B, T]` to a tree of sums over its positions.
-
-        Returns:
-          The sums before the first position and after the last; None = there are none.
+        ``sums`` maps a mask `[B, T]` to a tree of sums over its positions. Returned are
+        those before the first position and after the last; None = there are none.
         """
         return None
 
@@ -120,16 +114,6 @@ def hide_padding(mask: jax.Array | None, documents: Packed | None) -> jax.Array 
     return mask if documents is None else masking.both(mask, documents.real)
 
 
-def resets(documents: Packed | None) -> jax.Array | None:
-    """`Packed.resets` for the causal engine; None = nowhere."""
-    return None if documents is None else documents.resets
-
-
-def numbers(documents: Packed | None) -> jax.Array | None:
-    """`Packed.number`, by which kernels tell documents apart; None = one per row."""
-    return None if documents is None else documents.number
-
-
 def share(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Which pairs are in one document, `[B, 1, T, S]`, from labels `[B, T]`, `[B, S]`.
 
@@ -148,12 +132,7 @@ def next_position(
 ) -> jax.Array:
     """`[B]` int32: one past the last visible position, counted in its document.
 
-    Args:
-      mask: visible positions, `[B, T]`; None = all.
-      documents: of the rows; None = one per row.
-      batch: B.
-      length: T.
-      before: earlier positions of each row's first document, `[B]`; None = 0.
+    ``before`` counts earlier positions of each row's first document, `[B]`.
 
     Raises:
       ValueError: ``before``, from a state, is of another batch size.

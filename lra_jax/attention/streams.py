@@ -79,10 +79,7 @@ _NOT_STREAMED = {"is_causal", "implementation", "deterministic"}
 
 
 class Prefill(Protocol[Options, AnyState]):
-    """The type of an ``X_prefill``.
-
-    At run time all but the arrays and the mask are passed by keyword.
-    """
+    """The type of an ``X_prefill``; options are passed by keyword."""
 
     def __call__(
         self,
@@ -165,8 +162,7 @@ def make_prefill(
 
     Args:
       attention: ``X_attention``.
-      run: computes it and returns the state as well, ``run(call, **options)``, where
-        the options are the attention's parameters that are not fields of a `Call`.
+      run: ``run(call, **options)``, see `call.attention_of`.
       kind: the class of the state, of this mechanism alone.
     """
     parameters = inspect.signature(attention).parameters
@@ -291,7 +287,10 @@ def make_init(prefill: Callable[..., tuple[jax.Array, State]]) -> Init[State]:
         dtype: jax.typing.DTypeLike = jnp.float32,
         **options: Any,
     ) -> State:
-        dtype = _state_dtype(dtype)
+        dtype = jnp.dtype(dtype)
+        if dtype not in (jnp.float32, jnp.float64):
+            needed = "float32 or float64, because a state sums over all positions"
+            raise expected("dtype", needed, dtype)
         value_dim = head_dim if value_dim is None else value_dim
         query = jnp.zeros((batch_size, 1, num_heads, head_dim), dtype)
         value = jnp.zeros((batch_size, 1, num_heads, value_dim), dtype)
@@ -324,8 +323,12 @@ def make_step(
         for name in gates:
             if options.get(name) is not None:
                 options[name] = jnp.asarray(options[name])[:, None]
-        arrays = _one_position(query, key, value)
-        out, state = prefill(*arrays, *arguments, state=state, **options)
+        arrays = {"query": query, "key": key, "value": value}
+        for name, x in arrays.items():
+            axes = "B N Hv" if name == "value" else "B N H"
+            inputs.check_shape(name, x, axes, None, None, None)
+        each = (x[:, None] for x in arrays.values())
+        out, state = prefill(*each, *arguments, state=state, **options)
         return out[:, 0], state
 
     note = f"; without the axis T: {', '.join(gates)}" if gates else ""
@@ -333,32 +336,6 @@ def make_step(
     words = {"prefill": name, "init": name.replace("_prefill", "_init"), "gates": note}
     signature = _signature(step, prefill)
     return _name_after(step, "step", prefill, _STEP, signature, **words)
-
-
-def _state_dtype(dtype: jax.typing.DTypeLike) -> jnp.dtype:
-    """The dtype of a stream's state; ``ValueError`` unless float32 or float64."""
-    if jnp.dtype(dtype) not in (jnp.float32, jnp.float64):
-        requirement = "float32 or float64, because a state sums over all positions"
-        raise expected("dtype", requirement, jnp.dtype(dtype))
-    return jnp.dtype(dtype)
-
-
-def _one_position(
-    query: jax.Array, key: jax.Array, value: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Adds an axis of length T = 1 to the arrays of a stream's step, `[B, N, H]`.
-
-    Raises:
-      ValueError: an array does not have three axes.
-    """
-    arrays = {
-        "query": (query, "B N H"),
-        "key": (key, "B N H"),
-        "value": (value, "B N Hv"),
-    }
-    for name, (array, axes) in arrays.items():
-        inputs.check_shape(name, array, axes, None, None, None)
-    return query[:, None], key[:, None], value[:, None]
 
 
 def _signature(function: Any, prefill: Callable[..., Any]) -> inspect.Signature:

@@ -85,6 +85,7 @@ def attend(
     if target is None:
         return None
     query, key = arrays.query, arrays.key
+    # A CPU's kernels skip hidden positions, which saves a pass over the array.
     if target[0] != "cpu" or callable(weighting.feature_map):
         key = _hide(key, arrays.mask)
     query, key, feature_map = _features(query, key, weighting.feature_map)
@@ -129,12 +130,13 @@ def attend_flow(arrays: Inputs, options: Any, *, is_causal: bool) -> jax.Array:
       `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
     """
     query, key = arrays.query, arrays.key
-    if callable(options.feature_map):
+    phi: FeatureMap = options.feature_map
+    if callable(phi):
         key = _hide(key, arrays.mask)
     # The causal form's product knows no mask of queries.
-    if is_causal or callable(options.feature_map):
+    if is_causal or callable(phi):
         query = _hide(query, arrays.query_mask)
-    query, key, feature_map = _features(query, key, options.feature_map)
+    query, key, feature_map = _features(query, key, phi)
     spec = FlowSpec(
         is_causal=is_causal,
         feature_map=feature_map,
@@ -284,7 +286,7 @@ _attend.defvjp(_forward, _backward)
 
 @functools.partial(jax.jit, static_argnums=0)
 def _attend_jitted(spec: AnySpec, arrays: Arrays) -> jax.Array:
-    split = mesh.on_each_device if isinstance(arrays, Inputs) else mesh.by_sample
+    split: Any = mesh.on_each_device if isinstance(arrays, Inputs) else mesh.by_sample
     return split(functools.partial(_attend, spec), arrays)
 
 

@@ -25,19 +25,10 @@ def from_both_ends(
 ) -> tuple[Any, Any]:
     """The outputs of a causal form up to each position, and over the positions after.
 
-    In the second, the decay between two positions is that of the positions strictly
+    Arguments are those of `engine.run`, for a form whose outputs are sums, without a
+    scale or tables of its own; the state is that before either recurrence. In the
+    second outputs, the decay between two positions is that of the positions strictly
     between them.
-
-    Args:
-      form: a form whose outputs are sums, without a scale or tables of its own.
-      state: before either recurrence.
-      arrays: positions on axis 1.
-      tables: the mask of the keys, and where documents start.
-      chunking: how the sequence is cut.
-      dtype: of the outputs.
-
-    Returns:
-      Two trees of outputs `[B, T, N, ...]`.
     """
     options = {"chunking": chunking, "dtype": dtype}
     until, _ = run(form, state, arrays, tables, **options)

@@ -68,10 +68,7 @@ def decay(
 ) -> jax.Array | None:
     """The decay of states over chunks for `prefix`: complete where a document starts.
 
-    Args:
-      fade: the mechanism's decay, `[B, N, P]` or `[B, N, P, M]`; None = no decay.
-      documents: in the chunks.
-      dtype: of the states.
+    ``fade`` is the mechanism's own decay, and ``dtype`` that of the states.
     """
     if documents is None:
         return fade

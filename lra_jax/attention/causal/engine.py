@@ -329,7 +329,9 @@ def _pullback(
 ) -> tuple[Tree, Arrays]:
     """The gradients of one segment's state and arrays.
 
-    A segment is its arrays, tables, outputs (if they were kept) and their gradient.
+    A segment is its arrays, tables, outputs and their gradient. Outputs were kept if
+    they are ``numerator * factor``: they replace the numerators, which are then not
+    recomputed.
     """
     arrays, tables, outputs, of_outputs = segment
     if outputs is None:
@@ -343,28 +345,9 @@ def _pullback(
         features, *rest = _features(call, arrays, tables)
         return features, tuple(rest)
 
-    features, pull, rest = jax.vjp(prepare, arrays, has_aux=True)
-    outputs, of_outputs = (jnp.swapaxes(x, 1, 2) for x in (outputs, of_outputs))
-    of_state, of_features = _scaled_pullback(
-        call, state, features, rest, outputs, of_outputs, of_after
-    )
-    return of_state, pull(of_features)[0]
-
-
-def _scaled_pullback(
-    call: _Call,
-    state: Tree,
-    features: Tree,
-    rest: tuple,
-    outputs: jax.Array,
-    of_outputs: jax.Array,
-    of_after: Tree,
-) -> tuple[Tree, Tree]:
-    """The gradients of state and features if outputs are ``numerator * factor``.
-
-    The saved outputs replace the numerators, so these are not recomputed.
-    """
     form: Any = call.form
+    features, pull_features, rest = jax.vjp(prepare, arrays, has_aux=True)
+    outputs, of_outputs = (jnp.swapaxes(x, 1, 2) for x in (outputs, of_outputs))
 
     def parts(state: Tree, features: Tree) -> tuple[Tree, Tree]:
         outputs, after = form.segment(form.options, state, features, *rest)
@@ -373,7 +356,9 @@ def _scaled_pullback(
 
     ((_, factor), _), pull = jax.vjp(parts, state, features)
     of_factor = (of_outputs * outputs).sum(-1) / factor
-    return pull(((of_outputs * factor[..., None], of_factor), of_after))
+    of_scaled = of_outputs * factor[..., None], of_factor
+    of_state, of_features = pull((of_scaled, of_after))
+    return of_state, pull_features(of_features)[0]
 
 
 def _part(call: _Call, tree: Any, index: jax.Array) -> Any:
@@ -399,16 +384,9 @@ def _loop(
 ) -> tuple[Tree, Tree, Tree]:
     """``jax.lax.scan`` over the segments, but without a loop if there is only one.
 
-    Args:
-      call: gives the number of segments.
-      step: maps the carry, the segment's index and its input to the new carry, the
-        outputs for its positions, and anything else per segment.
-      carry: before the first segment.
-      each: one input per segment, along the first axis.
-      reverse: start with the last segment.
-
-    Returns:
-      The final carry, outputs for all positions, and the rest, stacked.
+    ``step`` maps the carry, the segment's index and its part of ``each`` to the new
+    carry, the outputs for its positions, and anything else per segment. Returned are
+    the final carry, the outputs for all positions, and the rest, stacked.
     """
     count = call.cut.segments
     if count == 1:

@@ -50,11 +50,6 @@ class Fade(NamedTuple):
 
 
 def accumulate(log_decay: jax.Array, so_far: Callable[[jax.Array], jax.Array]) -> Fade:
-    """The sums up to each position.
-
-    Args:
-      log_decay: logarithms of decays, from `bound`.
-      so_far: sums along the positions of a chunk.
-    """
+    """The sums of logarithms from `bound`, by sums along a chunk, ``so_far``."""
     coarse = jnp.round(log_decay / _UNIT) * _UNIT
     return Fade(coarse, log_decay - coarse).map(so_far)

@@ -309,9 +309,8 @@ def _inner(
     """``(features_i + eps) . (sum_{j <= i} weights_j others_j + eps)``.
 
     Args:
-      options: eps and precision.
-      rows: the documents of a packed row.
-      unit: the unit of the features.
+      options, rows: as in `segment`.
+      unit: of the features.
       of_sum: the unit of the sum, of features or of features over flows.
       near: ``sum_j features_i . weights_j others_j`` within the chunk.
       others: weights_j times the sum of the features others_j.

@@ -5,6 +5,7 @@ chunks: within a chunk, a query meets the keys of its document as pairs; if the 
 extends beyond the chunk, it reads the sums over the chunks before and after.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -40,9 +41,6 @@ def both_sides(
       after: sums over the last document's positions after the row.
       chunk: C.
       precision: of the products.
-
-    Returns:
-      `[B, N, T, Hv]` and `[B, N, T]`.
     """
     length = resets.shape[1]
     size = min(chunk, length)
@@ -51,9 +49,7 @@ def both_sides(
     number = jnp.cumsum(jnp.pad(resets, [(0, 0), (0, more)]), 1, dtype=jnp.int32)
     number = number.reshape(number.shape[0], 1, -1, size)
 
-    def product(words: str, *arrays: jax.Array) -> jax.Array:
-        return jnp.einsum(words, *arrays, precision=precision)
-
+    product = functools.partial(jnp.einsum, precision=precision)
     scores = product("bnpim,bnpjm->bnpij", query, key)
     scores = hide_pairs(scores, number[..., :, None] == number[..., None, :])
     out, total = product("bnpij,bnpjv->bnpiv", scores, value), row_sums(scores)

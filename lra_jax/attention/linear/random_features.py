@@ -109,16 +109,8 @@ def features(
 ) -> tuple[jax.Array, jax.Array]:
     """The features of queries and keys, up to factors that cancel in the quotient.
 
-    Args:
-      query: `[B, T, N, H]`, float32 or wider.
-      key: `[B, S, N, H]`, its padding zero.
-      matrix: W, `[M, H]`; or None.
-      mask: boolean `[B, S]`; None = all keys are visible.
-      options: which features.
-      rows: where packed documents are, each with its own reference.
-
-    Returns:
-      `[B, T, N, M]` and `[B, S, N, M]`, not hidden.
+    They are `[B, T, N, M]` and `[B, S, N, M]`, not hidden. Query and key are float32 or
+    wider, the key's padding is zero, and each document has its own reference.
     """
     queries, keys = options.project(query, matrix), options.project(key, matrix)
     if not options.softmax:

@@ -90,10 +90,7 @@ def sums_before(
 ) -> Any:
     """The sums on earlier devices that a device's first document continues.
 
-    Args:
-      sums: maps a mask `[B, T]`, None = all, to a tree of sums over its positions.
-      rows: where documents are; None = one per row.
-      axis: the mesh axis that the positions are split over.
+    ``sums`` maps a mask `[B, T]`, None = all, to a tree of sums over its positions.
     """
     if rows is None:
         return exchange.before(sums(None), axis)
@@ -102,12 +99,7 @@ def sums_before(
 
 
 def slice_documents(segment_ids: jax.Array | None, axis: str) -> Slice | None:
-    """The documents of this device's slice `[B, T / devices]`; None = one per row.
-
-    Args:
-      segment_ids: this device's.
-      axis: the mesh axis that the positions are split over.
-    """
+    """The documents of this device's slice `[B, T / devices]`; None = one per row."""
     if segment_ids is None:
         return None
     devices, length = jax.lax.axis_size(axis), segment_ids.shape[1]

@@ -33,13 +33,7 @@ def before(tree: Any, axis: str) -> Any:
 
 
 def sum_of_chosen(tree: Any, which: jax.Array, axis: str) -> Any:
-    """The sum of some devices' trees, chosen for each sample.
-
-    Args:
-      tree: arrays `[B, ...]`.
-      which: the devices, boolean `[devices, B]`.
-      axis: the mesh axis.
-    """
+    """The sum of some devices' trees of `[B, ...]`; ``which`` is `[devices, B]`."""
     row, tree_of = ravel_pytree(tree)
     every = jax.vmap(tree_of)(jax.lax.all_gather(row, axis))
 

@@ -109,7 +109,7 @@ def walk_with_state(
     The total is in shared memory, and so is the state if it does not change.
     """
     causal = program.spec.is_causal
-    state, sums = program.read(*starts, program.here()[2] if causal else 0)
+    state, sums = program.read(starts, program.here()[2] if causal else 0)
     program.put(total, sums)
     if not causal:
         program.stage(states, state)

@@ -158,9 +158,9 @@ class Program:
         total, (_, slope) = plus(terms), self.features(tile, None, valid)
         return (total * slope).astype(self.dtype)
 
-    def read(self, state_ref: Any, total_ref: Any, segment: Any) -> tuple:
+    def read(self, refs: list[Any], segment: Any) -> tuple:
         """State and total of a segment, tuples over the terms."""
-        at = (*self.here()[:2], segment)
+        (state_ref, total_ref), at = refs, (*self.here()[:2], segment)
         state = tuple(self.ops.stored_tile(state_ref.at[*at, t]) for t in self.terms)
         total = tuple(self.ops.by_column(total_ref.at[*at, t]) for t in self.terms)
         return state, total
