@@ -11,13 +11,7 @@ import jax.numpy as jnp
 
 from lra_jax.errors import expected, known
 from lra_jax.kernels import mesh
-from lra_jax.kernels.selection import (
-    Implementation,
-    Refusal,
-    Target,
-    choose,
-    highest,
-)
+from lra_jax.kernels.selection import Target, highest
 from lra_jax.kernels.spec import (
     MAPS,
     FeatureMap,
@@ -42,17 +36,15 @@ _PROCESSORS = 132
 
 
 def attend(
+    target: Target,
     arrays: Inputs,
     weighting: Weighting,
     *,
     is_causal: bool,
-    mechanism: str,
-    implementation: Implementation,
     chunking: Any,
     precision: jax.lax.PrecisionLike,
-    refusal: Refusal | None = None,
-) -> jax.Array | None:
-    """Linear attention, see `Weighting`, by the kernels that `choose` takes.
+) -> jax.Array:
+    """Linear attention, see `Weighting`.
 
     Products take operands in the inputs' dtype and sum in float32; so do the states
     between chunks. For bfloat16 inputs this rounds the features, unlike the XLA form,
@@ -60,30 +52,16 @@ def attend(
     computed in the kernel. Slopes have no gradient.
 
     Args:
+      target: from `choose`.
       arrays: query, key, value, the mask of the keys and the documents.
       weighting: of the pairs.
       is_causal: sum over j <= i only.
-      mechanism: its name in the registry.
-      implementation: see `choose`.
       chunking: `causal.Chunking`: sizes of chunks and blocks; None = the target's.
       precision: of float32 products, as in ``jnp.einsum``.
-      refusal: see `choose`.
 
     Returns:
-      `[B, T, N, Hv]` in the inputs' dtype, whose gradients are of first order only;
-      None = there are no kernels, or XLA's form is faster.
+      `[B, T, N, Hv]` in the inputs' dtype. Gradients are of first order only.
     """
-    target = choose(
-        implementation,
-        arrays,
-        feature_map=weighting.feature_map,
-        chunking=chunking,
-        refusal=refusal,
-        mechanism=mechanism,
-        is_causal=is_causal,
-    )
-    if target is None:
-        return None
     query, key = arrays.query, arrays.key
     # A CPU's kernels skip hidden positions, which saves a pass over the array.
     if target[0] != "cpu" or callable(weighting.feature_map):

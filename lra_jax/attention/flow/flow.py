@@ -72,7 +72,7 @@ def _run(call: Call, **options: Any) -> tuple[jax.Array, FlowState]:
     elif call.is_causal:
         out, state = _causal(call, settings)
     else:
-        out = whole.attend(call, settings, refusal)
+        out = whole.attend(call, settings, target)
     return call.finish(out), state
 
 

@@ -19,21 +19,20 @@ from lra_jax.attention.flow.causal import FlowTerms, Options, along
 from lra_jax.attention.linear import core
 
 
-def attend(call: Call, options: Options, refusal: kernels.Refusal | None) -> jax.Array:
-    """The non-causal form, `[B, T, N, Hv]`."""
+def attend(call: Call, options: Options, target: kernels.Target | None) -> jax.Array:
+    """The non-causal form, `[B, T, N, Hv]`; kernels, if any, compute its product."""
     features, unit = features_of(call, options)
     terms = terms_of(call, options, *features, unit)
     value = masking.by_head(call.value, call.query.shape[2], call.mask, call.dtype)
     value = jnp.swapaxes(value * terms.competition[..., None], 1, 2)
-    # Kernels compute the features themselves, without the unit.
-    product = call.replace(
-        value=value.astype(call.value.dtype),
-        query=masking.hide(call.query, call.query_mask),
-    )
-    phi = options.feature_map
-    kernel = core.Kernel(feature_map=phi, refusal=refusal)
-    out = core.by_kernel(product, kernel, "flow")
-    if out is not None:
+    if target is not None:
+        # Kernels compute the features themselves, without the unit.
+        product = call.replace(
+            value=value.astype(call.value.dtype),
+            query=masking.hide(call.query, call.query_mask),
+        )
+        kernel = core.Kernel(feature_map=options.feature_map)
+        out = core.by_kernel(product, kernel, target)
         out = masking.hide(out, call.query_mask).astype(call.dtype)
         out = out / along(unit, out) ** 2
     else:

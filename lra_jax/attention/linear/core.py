@@ -89,9 +89,11 @@ def attend(
       ValueError: there is no kernel although one is requested, or the state or an
         option does not fit.
     """
-    out = by_kernel(call, kernel, mechanism)
-    if out is not None:
+    phi = feature_maps.for_kernels(kernel.feature_map)
+    target = call.choose(mechanism, phi, kernel.refusal)
+    if target is not None:
         # Hidden again, because phi(0) may not be zero.
+        out = by_kernel(call, kernel, target)
         return masking.hide(out, call.query_mask), None
     form = _Form.of(call, kernel)
     dtype = call.query.dtype if dtype is None else dtype
@@ -106,18 +108,16 @@ def attend(
     return out.astype(dtype), None
 
 
-def by_kernel(call: Call, kernel: Kernel, mechanism: str) -> jax.Array | None:
-    """Linear attention by kernels; None = XLA's form is to be taken."""
+def by_kernel(call: Call, kernel: Kernel, target: kernels.Target) -> jax.Array:
+    """Linear attention by the target's kernels."""
     phi = feature_maps.for_kernels(kernel.feature_map)
     return kernels.attend(
+        target,
         call.kernel_inputs,
         dataclasses.replace(kernel, feature_map=phi),
         is_causal=call.is_causal,
-        mechanism=mechanism,
-        implementation=call.implementation,
         chunking=call.chunking,
         precision=call.precision,
-        refusal=kernel.refusal,
     )
 
 

@@ -65,6 +65,16 @@ class _Options(NamedTuple):
     dtype: Any
 
 
+class _Chunks(NamedTuple):
+    """A segment in chunks, `[B, N, P, C, ...]`."""
+
+    queries: jax.Array  # exponents, less each query's largest
+    keys: jax.Array  # exponents, the lowest where hidden
+    value: jax.Array
+    visible: jax.Array
+    rows: Documents | None
+
+
 class _Part(NamedTuple):
     """The contribution of one group of keys to the positions of each chunk."""
 
@@ -106,25 +116,21 @@ def _segment(
     queries = queries - jax.lax.stop_gradient(queries.max(-1, keepdims=True))
     keys = keys - half_square(key)
     keys = jnp.where(visible[..., None], keys, lowest(keys.dtype))
-    far, after = _far(product, state.sums, queries, keys, value, visible, rows)
-    parts = [far, _nearest(product, queries, keys, value, visible, rows)]
+    chunks = _Chunks(queries, keys, value, visible, rows)
+    far, after = _far(product, state.sums, chunks)
+    parts = [far, _nearest(product, chunks)]
     size = _GROUP
     while size < keys.shape[3]:
-        parts.append(_left_halves(product, queries, keys, value, visible, rows, size))
+        parts.append(_left_halves(product, chunks, size))
         size *= 2
     return _add_up(parts), _Carry(after, state.matrix)
 
 
 def _far(
-    product: Product,
-    start: PerformerSums,
-    queries: jax.Array,
-    keys: jax.Array,
-    value: jax.Array,
-    visible: jax.Array,
-    rows: Documents | None,
+    product: Product, start: PerformerSums, chunks: _Chunks
 ) -> tuple[_Part, PerformerSums]:
     """The part of the keys before each chunk, and the sums after the last chunk."""
+    queries, keys, value, visible, rows = chunks
     if rows is not None:
         visible = visible & rows.stays
         keys = jnp.where(visible[..., None], keys, lowest(keys.dtype))
@@ -153,15 +159,9 @@ def _largest(one: tuple, two: tuple) -> tuple:
     return (jnp.maximum(one[0], two[0]),)
 
 
-def _nearest(
-    product: Product,
-    queries: jax.Array,
-    keys: jax.Array,
-    value: jax.Array,
-    visible: jax.Array,
-    rows: Documents | None,
-) -> _Part:
+def _nearest(product: Product, chunks: _Chunks) -> _Part:
     """The part of each position's own group."""
+    queries, keys, value, visible, rows = chunks
     size = min(_GROUP, queries.shape[3])
 
     def group(x: jax.Array) -> jax.Array:
@@ -182,15 +182,7 @@ def _nearest(
     return _Part(*(x.reshape(*x.shape[:3], -1, *x.shape[5:]) for x in part))
 
 
-def _left_halves(
-    product: Product,
-    queries: jax.Array,
-    keys: jax.Array,
-    value: jax.Array,
-    visible: jax.Array,
-    rows: Documents | None,
-    size: int,
-) -> _Part:
+def _left_halves(product: Product, chunks: _Chunks, size: int) -> _Part:
     """The part of the left halves of blocks in their right halves of this size."""
 
     def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -203,12 +195,12 @@ def _left_halves(
         both = jnp.stack([jnp.full_like(x, left), x], 4)
         return both.reshape(*x.shape[:3], -1, *x.shape[5:])
 
-    (keys, _), (value, _), (seen, _) = map(halves, (keys, value, visible))
-    queries = halves(queries)[1]
+    (keys, _), (value, _), (seen, _) = map(halves, chunks[1:4])
+    queries = halves(chunks.queries)[1]
     reads = None
-    if rows is not None:
+    if chunks.rows is not None:
         # Only the document that is open between the halves.
-        left, right = halves(rows.number)
+        left, right = halves(chunks.rows.number)
         seen, reads = seen & (left == left[..., -1:]), right == left[..., -1:]
         keys = jnp.where(seen[..., None], keys, lowest(keys.dtype))
     top = jax.lax.stop_gradient(keys.max(4, keepdims=True))

@@ -10,7 +10,6 @@ packed rows it does so for each document, and keeps nothing for the gradient.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,7 +26,8 @@ _ROOM, _LARGEST = 40, 60
 def forward(spec: FlowSpec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
     unit = _unit(spec, operands)
-    out, saved = _passes(spec, operands)[0](spec, operands, unit)
+    run = _causal_forward if spec.is_causal else _whole_forward
+    out, saved = run(spec, operands, unit)
     return out, ((unit, *saved) if save else ())
 
 
@@ -35,16 +35,8 @@ def backward(
     spec: FlowSpec, operands: Inputs, saved: Any, of_out: jax.Array
 ) -> Gradients:
     """The gradients of query, key and value."""
-    return _passes(spec, operands)[1](spec, operands, saved, of_out)
-
-
-def _passes(spec: FlowSpec, operands: Inputs) -> tuple[Callable, Callable]:
-    """Those forward and backward."""
-    if spec.is_causal:
-        return _causal_forward, _causal_backward
-    if operands.documents is not None:
-        return _packed_forward, _packed_backward
-    return _whole_forward, _whole_backward
+    run = _causal_backward if spec.is_causal else _whole_backward
+    return run(spec, operands, saved, of_out)
 
 
 def _causal_forward(spec: FlowSpec, operands: Inputs, unit: jax.Array) -> tuple:
@@ -94,54 +86,32 @@ def _causal_backward(
 
 def _whole_forward(spec: FlowSpec, operands: Inputs, unit: jax.Array) -> tuple:
     batch, length, heads, width = operands.query.shape
+    shapes = [(batch, length, heads, operands.value.shape[3])]
+    arrays = [*operands[:3], *_masks(operands), unit]
+    if operands.documents is not None:
+        arrays.append(operands.documents)
+        name = "lra_packed_flow_forward"
+        return programs.call(name, shapes, arrays, **_attributes(spec))[0], ()
     # The numbers of one head are neighbours, as a thread has one head at a time.
     rows, columns = (batch, heads, length), (batch, heads, operands.key.shape[1])
     width = programs.round_up(width) + library.lanes()
     flow_sums = (batch, heads, 4 * width)
-    saved = programs.call(
-        "lra_whole_flow_forward",
-        [
-            (batch, length, heads, operands.value.shape[3]),
-            *(rows, rows, columns, columns, flow_sums, columns, rows),
-            programs.sums_shape(operands.query, operands.value),
-        ],
-        [*operands[:3], *_masks(operands), unit],
-        **_attributes(spec),
-    )
+    shapes += [rows, rows, columns, columns, flow_sums, columns, rows]
+    shapes.append(programs.sums_shape(operands.query, operands.value))
+    name = "lra_whole_flow_forward"
+    saved = programs.call(name, shapes, arrays, **_attributes(spec))
     return saved[0], saved
 
 
 def _whole_backward(
     spec: FlowSpec, operands: Inputs, saved: Any, of_out: jax.Array
 ) -> Gradients:
-    unit, *saved = saved
+    packed = operands.documents is not None
+    documents = [operands.documents] if packed else []
     of_query, of_key, of_value = programs.call(
-        "lra_whole_flow_backward",
+        "lra_packed_flow_backward" if packed else "lra_whole_flow_backward",
         [x.shape for x in operands[:3]],
-        [*operands[:3], *_masks(operands), unit, *saved, of_out],
-        **_attributes(spec),
-    )
-    return of_query, of_key, of_value
-
-
-def _packed_forward(spec: FlowSpec, operands: Inputs, unit: jax.Array) -> tuple:
-    (out,) = programs.call(
-        "lra_packed_flow_forward",
-        [(*operands.query.shape[:3], operands.value.shape[3])],
-        [*operands[:3], *_masks(operands), unit, _documents(operands)],
-        **_attributes(spec),
-    )
-    return out, ()
-
-
-def _packed_backward(
-    spec: FlowSpec, operands: Inputs, saved: Any, of_out: jax.Array
-) -> Gradients:
-    (unit,) = saved
-    of_query, of_key, of_value = programs.call(
-        "lra_packed_flow_backward",
-        [x.shape for x in operands[:3]],
-        [*operands[:3], *_masks(operands), unit, _documents(operands), of_out],
+        [*operands[:3], *_masks(operands), saved[0], *documents, *saved[1:], of_out],
         **_attributes(spec),
     )
     return of_query, of_key, of_value

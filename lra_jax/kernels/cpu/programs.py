@@ -31,17 +31,12 @@ def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
     """The output `[B, T, N, Hv]` and, if asked for, what `backward` needs."""
     query, value = operands.query, operands.value
     shapes = [(*query.shape[:3], value.shape[3]), query.shape[:3]]
-    arrays = [*operands[:3], mask_of(operands.mask), operands.scale, units(query)]
-    if _walks(spec):
-        name = "lra_causal_forward"
-        # Without weights and scales of rows.
-        arrays += [*_factors(operands), absent(), absent()]
-    elif spec.packed:
-        name = "lra_packed_forward"
-        arrays.append(operands.documents)
-    else:
-        name = "lra_whole_forward"
+    kind, arrays = _arrays(spec, operands)
+    if kind == "causal":
+        arrays.append(absent())  # without scales of rows
+    elif kind == "whole":
         shapes.append(sums_shape(query, value, spec.terms))
+    name = f"lra_{kind}_forward"
     out, *saved = call(name, shapes, arrays, **_attributes(spec))
     return out, ((out, *saved) if save else ())
 
@@ -49,24 +44,27 @@ def forward(spec: Spec, operands: Inputs, save: bool) -> tuple[jax.Array, Any]:
 def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gradients:
     """The gradients of query, key and value."""
     shapes = [x.shape for x in operands[:3]]
-    arrays = [
-        *operands[:3],
-        mask_of(operands.mask),
-        operands.scale,
-        units(operands.query),
-    ]
-    name = "lra_whole_backward"
-    if _walks(spec):
-        name = "lra_causal_backward"
+    kind, arrays = _arrays(spec, operands)
+    if kind == "causal":
         # There are no weights, so neither they nor the scales need a gradient.
         shapes += [(0,), (0,)]
-        arrays += [*_factors(operands), absent()]
-    elif spec.packed:
-        name = "lra_packed_backward"
-        arrays.append(operands.documents)
     arrays += [*saved, of_out]
+    name = f"lra_{kind}_backward"
     of_query, of_key, of_value, *_ = call(name, shapes, arrays, **_attributes(spec))
     return of_query, of_key, of_value
+
+
+def _arrays(spec: Spec, operands: Inputs) -> tuple[str, list[jax.Array]]:
+    """The kind of a call, and the arguments that begin it."""
+    arrays: list[Any] = [*operands[:3], mask_of(operands.mask), operands.scale]
+    arrays.append(units(operands.query))
+    if not _walks(spec):
+        if operands.documents is None:
+            return "whole", arrays
+        return "packed", [*arrays, operands.documents]
+    factors = operands.slopes, operands.documents
+    arrays += [absent() if x is None else x for x in factors]
+    return "causal", [*arrays, absent()]  # without weights of rows
 
 
 def call(
@@ -137,11 +135,6 @@ def denominator(name: str) -> np.int64:
 def _walks(spec: Spec) -> bool:
     """Whether sums pass from chunk to chunk: also for decays."""
     return spec.is_causal or spec.decay
-
-
-def _factors(operands: Inputs) -> list[jax.Array]:
-    """The slopes of the decays, and the documents' numbers."""
-    return [absent() if x is None else x for x in (operands.slopes, operands.documents)]
 
 
 def _attributes(spec: Spec) -> dict[str, Any]:

@@ -13,7 +13,7 @@ denominators are recomputed, which is cheaper than reading them.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,30 +71,35 @@ def _inputs(call: Call, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]
     return [*call.laid(operands), *hidden]
 
 
-class _Block:
-    """A block's chunks: features, values and which rows are real."""
+class _Part(NamedTuple):
+    """A chunk of a block."""
 
-    def __init__(self, call: Call, scale: Any, refs: tuple[Any, ...], mask: Any):
-        self.size = call.spec.chunk
-        self.chunk = call.chunk
-        query, key, value = refs
-        first = call.place(pl.program_id(2)) * call.spec.block
-        self.parts = [
-            slice(start, start + self.size)
-            for start in range(0, call.spec.block, self.size)
-        ]
-        self.query, self.key, self.value, self.weights, self.valid = [], [], [], [], []
-        for part in self.parts:
-            place = first + part.start
-            hidden = None if mask is None else mask[:, part]
-            real = valid_rows(place, self.size, call.length, None)
-            seen = valid_rows(place, self.size, call.length, hidden)
-            weights = self.chunk.weights(place, self.size, scale)
-            self.query.append(self.chunk.features(query[part], real, weights))
-            self.key.append(self.chunk.features(key[part], seen, weights))
-            self.value.append(zero_invalid(value[part], seen))
-            self.weights.append(weights)
-            self.valid.append((real, seen))
+    rows: slice
+    query: tuple[Terms, jax.Array]  # the terms of phi(x), and phi'(x)
+    key: tuple[Terms, jax.Array]
+    value: jax.Array
+    weights: Terms | None
+    real: jax.Array  # positions before the end
+    seen: jax.Array  # those that are not hidden either
+
+
+def _parts(call: Call, scale: Any, inputs: list[Any]) -> list[_Part]:
+    """The chunks of a block; the inputs are query, key, value and mask, if any."""
+    query, key, value, *mask = inputs
+    size, chunk, parts = call.spec.chunk, call.chunk, []
+    angle = call.scale(scale)
+    first = call.place(pl.program_id(2)) * call.spec.block
+    for at in range(0, call.spec.block, size):
+        rows, place = slice(at, at + size), first + at
+        hidden = mask[0][:, rows] if mask else None
+        real = valid_rows(place, size, call.length, None)
+        seen = valid_rows(place, size, call.length, hidden)
+        weights = chunk.weights(place, size, angle)
+        q = chunk.features(query[rows], real, weights)
+        k = chunk.features(key[rows], seen, weights)
+        v = zero_invalid(value[rows], seen)
+        parts.append(_Part(rows, q, k, v, weights, real, seen))
+    return parts
 
 
 def _forward_kernel(call: Call, masked: bool, save: bool, *refs: Any) -> None:
@@ -108,27 +113,19 @@ def _forward_kernel(call: Call, masked: bool, save: bool, *refs: Any) -> None:
         for term in range(call.spec.terms):
             saved[0][term] = group.pack(state[term])
         saved[1][...] = total_ref[...]
-    mask = inputs[-1] if masked else None
-    block = _Block(call, call.scale(scale), tuple(inputs[:3]), mask)
-    for index, part in enumerate(block.parts):
-        query, key = block.query[index][0], block.key[index][0]
-        value = block.value[index]
-        num, dens = _outputs(call, query, key, value, state, total)[:2]
-        out[part] = chunk.divide(num, dens)[0].astype(out.dtype)
-        state, total = chunk.grown(key, value, state, total)
+    for part in _parts(call, scale, inputs):
+        num, dens, _ = _outputs(call, part, state, total)
+        out[part.rows] = chunk.divide(num, dens)[0].astype(out.dtype)
+        state, total = chunk.grown(part.key[0], part.value, state, total)
     write(state_ref, total_ref, state, total)
 
 
 def _outputs(
-    call: Call,
-    query: Terms,
-    key: Terms,
-    value: jax.Array,
-    state: Terms,
-    total: Terms,
+    call: Call, part: _Part, state: Terms, total: Terms
 ) -> tuple[jax.Array, Terms, Terms]:
     """Numerators, denominators and scores of a chunk, given the state before it."""
     chunk, group = call.chunk, call.layout.group
+    (query, _), (key, _), value = part.query, part.key, part.value
     num, dens = chunk.past(query, state, total)
     all_scores = []
     for head in range(group.heads):
@@ -147,40 +144,33 @@ def _backward_kernel(call: Call, masked: bool, *refs: Any) -> None:
     later_ref, later_total_ref = refs[-2:]
     start(later_ref, later_total_ref)
     chunk, group = call.chunk, call.layout.group
-    mask = inputs[-1] if masked else None
-    block = _Block(call, call.scale(scale), tuple(inputs[:3]), mask)
+    parts = _parts(call, scale, inputs)
     terms = range(call.spec.terms)
     state = [group.unpack(state_ref[term]) for term in terms]
     befores = [(state, [kept_total[term : term + 1] for term in terms])]
-    for (key, _), value in list(zip(block.key, block.value, strict=True))[:-1]:
-        befores.append(chunk.grown(key, value, *befores[-1]))
+    for part in parts[:-1]:
+        befores.append(chunk.grown(part.key[0], part.value, *befores[-1]))
     later = read(call.spec.terms, later_ref, later_total_ref)
-    for index in reversed(range(len(block.parts))):
-        part = block.parts[index]
-        real = block.valid[index][0]
-        upstream = zero_invalid(of_out[part], real)
-        new_slopes, later = _chunk_backward(
-            call, block, index, upstream, befores[index], later
-        )
+    for part, before in reversed(list(zip(parts, befores, strict=True))):
+        upstream = zero_invalid(of_out[part.rows], part.real)
+        new_slopes, later = _chunk_backward(call, part, upstream, before, later)
         for ref, slope in zip(slopes, new_slopes, strict=True):
-            ref[part] = slope.astype(ref.dtype)
+            ref[part.rows] = slope.astype(ref.dtype)
     write(later_ref, later_total_ref, *later)
 
 
 def _chunk_backward(
     call: Call,
-    block: _Block,
-    index: int,
+    part: _Part,
     of_out: jax.Array,
     before: tuple[Terms, Terms],
     later: tuple[Terms, Terms],
 ) -> tuple[tuple[jax.Array, ...], tuple[Terms, Terms]]:
     """A chunk's gradients, and the mirrored state with the chunk added."""
     chunk, group = call.chunk, call.layout.group
-    (query, query_slope), (key, key_slope) = block.query[index], block.key[index]
-    value, weights = block.value[index], block.weights[index]
-    state, total = before
-    num, dens, all_scores = _outputs(call, query, key, value, state, total)
+    (query, query_slope), (key, key_slope) = part.query, part.key
+    value, weights, (state, total) = part.value, part.weights, before
+    num, dens, all_scores = _outputs(call, part, state, total)
     of_num, of_dens = chunk.slopes(num, dens, of_out)
     of_den = group.spread(of_dens, group.width)
     later_state, later_total = later
@@ -203,10 +193,9 @@ def _chunk_backward(
             of_key[term] += chunk.dot(of_scores, mine, "tn")
         of_value += chunk.dot(scores, own, "tn")
     later = chunk.grown(query, of_num, later_state, later_total, of_den)
-    seen = block.valid[index][1]
     slopes = (
         chunk.pulled_back(of_query, query_slope, weights),
         chunk.pulled_back(of_key, key_slope, weights),
-        zero_invalid(of_value, seen),
+        zero_invalid(of_value, part.seen),
     )
     return slopes, later
