@@ -27,7 +27,7 @@ rotated so that its next position is 0 (``S <- gamma e^(i theta) S + k v``), so 
 no precision however long it runs. Sums are float32 or wider.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,13 +51,8 @@ __all__ = [
 ]
 
 
-class RetentionState(NamedTuple):
-    """Everything that the next position needs from the earlier ones."""
-
-    sums: Sums  # [B, N, H, Hv] and [B, N, H]
-    position: jax.Array  # of the next token, since the first real one, [B] int32
-
-    __repr__ = streams.show_shapes
+class RetentionState(core.LinearState):
+    """Everything that the next position needs; the first real position counts as 0."""
 
 
 def retention_slopes(num_heads: int) -> np.ndarray:

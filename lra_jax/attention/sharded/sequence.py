@@ -81,16 +81,12 @@ def sequence_parallel(
         segment_ids: jax.Array | None = None,
         **options: Any,
     ) -> jax.Array:
-        names = registry.accepted_keywords(entry.attention)
-        keywords = (
-            options if query_mask is None else options | {"query_mask": query_mask}
-        )
-        unknown = {} if names is None else keywords.keys() - names
-        inputs.check_keywords(
-            entry.attention,
-            {name: keywords[name] for name in unknown},
-            options.get("deterministic"),
-        )
+        keywords = {**options}
+        if query_mask is not None:
+            keywords["query_mask"] = query_mask
+        names = registry.accepted_keywords(entry.attention) or ()
+        unknown = {name: x for name, x in keywords.items() if name not in names}
+        inputs.check_keywords(entry.attention, unknown, options.get("deterministic"))
         inputs.check_inputs(query, key, value, is_causal)
         inputs.check_self(query, key, f"sequence-parallel {entry.name}")
         if (forced := options.get("implementation")) in ("pallas", "native"):

@@ -86,6 +86,7 @@ def _causal_backward(
 
 def _whole_forward(spec: FlowSpec, operands: Inputs, unit: jax.Array) -> tuple:
     batch, length, heads, width = operands.query.shape
+    shapes: list[tuple[int, ...]]
     shapes = [(batch, length, heads, operands.value.shape[3])]
     arrays = [*operands[:3], *_masks(operands), unit]
     if operands.documents is not None:

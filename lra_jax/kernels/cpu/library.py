@@ -28,27 +28,12 @@ from lra_jax import files
 from lra_jax.errors import expected, first_line
 
 SWITCH = "LRA_JAX_NATIVE"
+_KINDS = ("causal", "whole", "packed", "whole_flow", "packed_flow")
+_KINDS += ("gated", "delta", "unit", "scan")
 CALLS = (
-    "lra_causal_forward",
-    "lra_causal_backward",
-    "lra_whole_forward",
-    "lra_whole_backward",
-    "lra_packed_forward",
-    "lra_packed_backward",
     "lra_causal_flow_terms",
     "lra_causal_flow_backward",
-    "lra_whole_flow_forward",
-    "lra_whole_flow_backward",
-    "lra_packed_flow_forward",
-    "lra_packed_flow_backward",
-    "lra_gated_forward",
-    "lra_gated_backward",
-    "lra_delta_forward",
-    "lra_delta_backward",
-    "lra_unit_forward",
-    "lra_unit_backward",
-    "lra_scan_forward",
-    "lra_scan_backward",
+    *(f"lra_{kind}_{way}" for kind in _KINDS for way in ("forward", "backward")),
 )
 """The functions of the library, which are also the names of XLA's calls."""
 

@@ -8,6 +8,7 @@ not, exist only in VMEM; the kernels exchange one state per head.
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -79,27 +80,18 @@ def _pairs(call: Call, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]
     return [(lay(operands.key), call.keys), (lay(operands.value), call.values), *hidden]
 
 
-class _Rows:
-    """A block's chunks of one array of features."""
-
-    def __init__(self, call: Call, scale: Any, ref: Any, mask: Any = None):
-        size, self.chunk, self.ref = call.spec.chunk, call.chunk, ref
-        self.call, self.mask, self.scale = call, mask, scale
-        self.parts = [slice(at, at + size) for at in range(0, call.spec.block, size)]
-
-    def __iter__(self) -> Any:
-        """Yields slice, valid rows, terms and the function that maps gradients to x."""
-        size = self.call.spec.chunk
-        for part in self.parts:
-            first = pl.program_id(2) * self.call.spec.block + part.start
-            hidden = None if self.mask is None else self.mask[:, part]
-            valid = valid_rows(first, size, self.call.length, hidden)
-            weights = self.chunk.weights(first, size, self.scale)
-            terms, slope = self.chunk.features(self.ref[part], valid, weights)
-            pull = functools.partial(
-                self.chunk.pulled_back, slope=slope, weights=weights
-            )
-            yield part, valid, terms, pull
+def _chunks(call: Call, scale: Any, ref: Any, mask: Any = None) -> Iterator[tuple]:
+    """Slice, valid rows, terms and the function that maps gradients to x, by chunk."""
+    size, chunk, angle = call.spec.chunk, call.chunk, call.scale(scale)
+    for at in range(0, call.spec.block, size):
+        rows = slice(at, at + size)
+        first = pl.program_id(2) * call.spec.block + at
+        hidden = None if mask is None else mask[:, rows]
+        valid = valid_rows(first, size, call.length, hidden)
+        weights = chunk.weights(first, size, angle)
+        terms, slope = chunk.features(ref[rows], valid, weights)
+        pull = functools.partial(chunk.pulled_back, slope=slope, weights=weights)
+        yield rows, valid, terms, pull
 
 
 def _sum_kernel(call: Call, masked: bool, *refs: Any) -> None:
@@ -107,7 +99,7 @@ def _sum_kernel(call: Call, masked: bool, *refs: Any) -> None:
     mask, (state_ref, total_ref) = refs[3] if masked else None, refs[-2:]
     start(state_ref, total_ref)
     state, total = read(call.spec.terms, state_ref, total_ref)
-    for part, valid, terms, _ in _Rows(call, call.scale(scale), key, mask):
+    for part, valid, terms, _ in _chunks(call, scale, key, mask):
         seen = zero_invalid(value[part], valid)
         state, total = call.chunk.grown(terms, seen, state, total)
     write(state_ref, total_ref, state, total)
@@ -116,7 +108,7 @@ def _sum_kernel(call: Call, masked: bool, *refs: Any) -> None:
 def _apply_kernel(call: Call, *refs: Any) -> None:
     scale, query, state_ref, total_ref, out = refs
     sums = read(call.spec.terms, state_ref, total_ref)
-    for part, _, terms, _ in _Rows(call, call.scale(scale), query):
+    for part, _, terms, _ in _chunks(call, scale, query):
         quotient = call.chunk.divide(*call.chunk.past(terms, *sums))[0]
         out[part] = quotient.astype(out.dtype)
 
@@ -128,7 +120,7 @@ def _queries_kernel(call: Call, *refs: Any) -> None:
     start(later_state, later_total)
     state, total = read(call.spec.terms, state_ref, total_ref)
     later: tuple[Terms, Terms] = read(call.spec.terms, later_state, later_total)
-    for part, valid, terms, pull in _Rows(call, call.scale(scale), query):
+    for part, valid, terms, pull in _chunks(call, scale, query):
         num, dens = chunk.past(terms, state, total)
         of_num, of_dens = chunk.slopes(num, dens, zero_invalid(of_out[part], valid))
         of_den = group.spread(of_dens, group.width)
@@ -147,7 +139,7 @@ def _keys_kernel(call: Call, masked: bool, *refs: Any) -> None:
     state_ref, total_ref, of_key, of_value = refs[-4:]
     chunk = call.chunk
     state, total = read(call.spec.terms, state_ref, total_ref)
-    for part, valid, terms, pull in _Rows(call, call.scale(scale), key, mask):
+    for part, valid, terms, pull in _chunks(call, scale, key, mask):
         seen = zero_invalid(value[part], valid)
         slopes = [
             chunk.dot(seen, s, "nt") + z for s, z in zip(state, total, strict=True)
