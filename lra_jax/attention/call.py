@@ -194,7 +194,7 @@ class Call:
         resets = None if self.rows is None else self.rows.resets
         return engine.Tables(self.mask, self.query_mask, resets, extra)
 
-    @property
+    @functools.cached_property
     def kernel_inputs(self) -> kernels.Inputs:
         """The arrays for kernels."""
         documents = None if self.rows is None else self.rows.number

@@ -77,7 +77,7 @@ def run(
     inputs.check_self(call.query, call.key, mechanism)
     feature_maps.check_norm(norm)
     sums: Any = None
-    if (target := call.choose(mechanism)) is not None:
+    if call.choose(mechanism) is not None:
         out = kernels.attend_recurrent(
             _kernel_inputs(call, log_decay, beta),
             is_causal=call.is_causal,
