@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
 from lra_jax import attention, tasks
 from lra_jax.configs import TASKS, Config, TrainConfig, get_preset
@@ -66,10 +65,6 @@ def test_presets(task, preset, mechanism):
     data["token_shape"] = ()
     if not (config.model.hybrid or config.model.stages):  # Two blocks tell of all.
         config = config.replace(model={"num_layers": min(2, config.model.num_layers)})
-    model = nnx.eval_shape(
-        lambda: known_task.make_model(config, SimpleNamespace(**data), OneKey())
-    )
-    graph, params = nnx.split(model)
     tokens = jax.ShapeDtypeStruct((2, length), "uint8")
     if config.model.inputs == "vectors":
         tokens = jax.ShapeDtypeStruct((2, length, data["vocab_size"]), "float32")
@@ -79,9 +74,12 @@ def test_presets(task, preset, mechanism):
     if known_task.per_position:
         inputs += (jax.ShapeDtypeStruct((2, 3), "int32"),)
         shape = (2, 3, 256 if known_task.suite == "language" else 10)
-    logits = jax.eval_shape(
-        lambda params, *args: nnx.merge(graph, params)(*args), params, *inputs
-    )
+
+    def call(*inputs):
+        model = known_task.make_model(config, SimpleNamespace(**data), OneKey())
+        return model(*inputs)
+
+    logits = jax.eval_shape(call, *inputs)
     assert logits.shape == shape and logits.dtype == "float32"
 
 

@@ -127,7 +127,14 @@ def test_seeds_of_an_experiment_are_put_together_and_kept(tmp_path, monkeypatch)
     experiment = dataclasses.replace(
         QUICK["sorting"], settings=TINY, num_train=30, num_eval=10, epochs=1
     )
-    runs = [run_experiment("sorting", experiment, repeats=2, seed=n) for n in (3, 4)]
+    runs = []
+
+    def run(*args, seed, **settings):
+        assert seed == 3 + len(runs)
+        runs.append(run_experiment(*args, seed=seed, **settings))
+        return runs[-1]
+
+    monkeypatch.setattr(path_experiments, "run_experiment", run)
     both = run_seeds("sorting", experiment, (3, 4), folder=tmp_path, repeats=2)
     assert both.whole == pytest.approx((runs[0].whole + runs[1].whole) / 2)
     draws = np.hstack([run.by_length[20] for run in runs])

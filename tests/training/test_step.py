@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from helpers import assert_equal_trees
+from helpers import assert_equal_trees, quick_jit
 
 from lra_jax.models import SequenceClassifier
 from lra_jax.training.optimizer import renew
@@ -42,7 +42,8 @@ def made(
     step = step_function(loss, graphdef, optimizer, **{"seed": 0} | options)
     batch = {"tokens": tokens, "labels": labels}
     state = init_state(params, optimizer, options.get("ema", 0.0))
-    return lambda state: step(state, batch), state
+    compiled = quick_jit(step)
+    return lambda state: compiled(state, batch), state
 
 
 def losses(dropout: float, seed: int = 0, steps: int = 3) -> list[float]:
