@@ -62,11 +62,6 @@ class PathfinderData(GeneratedData):
         "num_distractors",
     )
 
-    def check(self) -> None:
-        super().check()
-        if self.levels:
-            self._check_levels()
-
     @property
     def reader_arguments(self) -> dict[str, Any]:
         """See the base class; the reader needs the names of the easier levels alone."""
@@ -89,7 +84,10 @@ class PathfinderData(GeneratedData):
         parts = (part.partition(":") for part in self.levels.split(","))
         return [(name.strip(), share) for name, _, share in parts if self.levels]
 
-    def _check_levels(self) -> None:
+    def check(self) -> None:
+        super().check()
+        if not self.levels:
+            return
         easier = _LEVELS[: _LEVELS.index(self.level)]
         names = [name for name, _ in self._stages]
         try:

@@ -44,7 +44,7 @@ def read(path: str) -> Corpus | None:
         files = _files({file.name for file in root.iterdir()})
         if files is None:
             return None
-        texts = {split: _read(root / name) for split, name in files.items()}
+        texts = {split: read_bytes(root / name) for split, name in files.items()}
     elif root.suffix == ".zip":
         texts = _unpacked(root)
     else:
@@ -89,14 +89,6 @@ def _articles(text: bytes) -> list[bytes]:
     cuts = [0, *(m.start() for m in _TITLE.finditer(text)), len(text)]
     parts = (text[a:b] for a, b in itertools.pairwise(cuts))
     return [part for part in parts if part]
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return read_bytes(file)
-    except OSError as error:
-        got = f"{file}: {error.strerror}"
-        raise expected("--data.path", "the files of WikiText", got) from error
 
 
 def _unpacked(archive: Path) -> dict[str, bytes]:

@@ -129,7 +129,7 @@ def test_a_folder_of_wikitext_keeps_its_splits(tmp_path):
     texts = {s: b"".join(x).decode() for s, x in corpus.documents.items()}
     assert texts == {"train": TRAIN, "valid": TEST, "test": TEST + TEST}
     (tmp_path / "wiki.train.raw").unlink()
-    with pytest.raises(ValueError, match=r"files of WikiText, got .*wiki.train.raw"):
+    with pytest.raises(FileNotFoundError, match=r"wiki\.train\.raw"):
         prepare(path=str(tmp_path))
 
 
