@@ -75,15 +75,14 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
     arrays = read_arrays(file)
     with safe_open(file, framework="np") as content:
         kinds = (content.metadata() or {}).get("kinds", _kinds(like))
+        stored = {x: content.get_slice(x).get_dtype() for x in arrays}  # As in F32.
     if kinds != _kinds(like):
         raise expected(str(file), _kinds(like) or "no states", kinds or "others")
     names = _names(leaves)
     left = sorted(arrays.keys() - set(names))
     if left:
-        raise expected(
-            str(file), f"the arrays {', '.join(names)}", f"{left[0]} as well"
-        )
-    stored = _stored_dtypes(file)
+        needed = f"the arrays {', '.join(names)}"
+        raise expected(str(file), needed, f"{left[0]} as well")
     for name, (_, leaf) in zip(names, leaves, strict=True):
         # A number is not an array, but `save_arrays` takes it as one.
         like_leaf = leaf if hasattr(leaf, "dtype") else _whole(name, leaf)
@@ -96,13 +95,6 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
         if (array.shape, array.dtype) != (tuple(like_leaf.shape), like_leaf.dtype):
             raise expected(str(file), needed, f"{array.dtype}{list(array.shape)}")
     return jax.tree.unflatten(structure, [arrays[name] for name in names])
-
-
-def _stored_dtypes(file: str | os.PathLike[str]) -> dict[str, str]:
-    """The dtype of each array of a safetensors file, as in F32."""
-    check_regular(file)
-    with safe_open(file, framework="np") as content:
-        return {x: content.get_slice(x).get_dtype() for x in content.keys()}  # noqa: SIM118
 
 
 def read_arrays(file: str | os.PathLike[str]) -> dict[str, jax.Array]:

@@ -388,10 +388,7 @@ class MultiHeadAttention(nnx.Module):
                 keywords["max_length"] = max(inputs.shape[1], context.shape[1])
         mask = self._check_mask("mask", "B S", mask, context)
         query_mask = self._check_mask("query_mask", "B T", query_mask, inputs)
-        mask, query_mask = (
-            packed.hide_padding(mask, rows),
-            packed.hide_padding(query_mask, rows),
-        )
+        mask, query_mask = (packed.hide_padding(x, rows) for x in (mask, query_mask))
         label, places = (None, None) if rows is None else (rows.label, rows.position)
         query, key, value = self.project(inputs, context, query_mask, mask, label)
         if self.rotary:
@@ -468,6 +465,8 @@ class MultiHeadAttention(nnx.Module):
     def init_state(self, batch_size: int, dtype: Any = jnp.float32) -> LayerState:
         """The state of a stream before its first position.
 
+        It equals the state after a prompt of one padded position, exactly.
+
         Args:
           batch_size: B.
           dtype: dtype of the inputs to come.
@@ -476,7 +475,9 @@ class MultiHeadAttention(nnx.Module):
           ValueError: the layer cannot be streamed: it is not causal, or its mechanism
             has no stream. The two methods below raise it too.
         """
-        return stream.init_state(self, batch_size, dtype)
+        shape = check_size("batch_size", batch_size), 1, self.in_features
+        hidden = jnp.zeros(shape[:2], bool)
+        return self.prefill(jnp.zeros(shape, dtype), mask=hidden)[1]
 
     def prefill(
         self,
@@ -492,7 +493,9 @@ class MultiHeadAttention(nnx.Module):
         self, state: LayerState, inputs: jax.Array
     ) -> tuple[jax.Array, LayerState]:
         """Reads one position of each sample, `[B, in_features]`."""
-        return stream.step(self, state, inputs)
+        check_shape("inputs", inputs, "B D", None, self.in_features)
+        out, state = self.prefill(inputs[:, None], state=state)
+        return out[:, 0], state
 
     def project(
         self,
@@ -560,25 +563,23 @@ class MultiHeadAttention(nnx.Module):
         check_shape("inputs", inputs, "B T D", None, None, width)
         if context is not None:
             check_shape("context", context, "B S D", inputs.shape[0], None, width)
-            reason = ""
             if self.mechanism.cross is False:
-                reason = f", because {self.mechanism.name!r} has no cross form"
-            elif self.local_values or self.rotary:
-                reason = " with local_values or rotary"
-            if reason:
-                raise expected("context", f"None{reason}", "an array")
+                needed = f"None, because {self.mechanism.name!r} has no cross form"
+                raise expected("context", needed, "an array")
+            if self.local_values or self.rotary:
+                needed = "None with local_values or rotary"
+                raise expected("context", needed, "an array")
         if segment_ids is None:
             return None
-        problem = None
-        if context is not None:
-            problem = "with a context"
-        elif self.memory_in is not None or self.memory_out is not None:
-            problem = "where a memory of the whole row is passed from layer to layer"
-        elif not self.accepts("segment_ids"):
-            problem = f"because {self.mechanism.name!r} does not take it"
-        elif self.conv_grid is not None:
-            problem = "where convolutions are over images"
-        if problem is not None:
+        name = self.mechanism.name
+        carries = self.memory_in is not None or self.memory_out is not None
+        problems = {
+            "with a context": context is not None,
+            "where a memory of the whole row is passed from layer to layer": carries,
+            f"because {name!r} does not take it": not self.accepts("segment_ids"),
+            "where convolutions are over images": self.conv_grid is not None,
+        }
+        for problem in (words for words, holds in problems.items() if holds):
             raise expected("segment_ids", f"None {problem}", "an array")
         return packed.documents(segment_ids, inputs, inputs)
 

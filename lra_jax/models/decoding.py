@@ -82,7 +82,10 @@ def prefill(
     real = jnp.ones_like(tokens, bool) if mask is None else mask
     counts = real.sum(1, dtype=jnp.int32)
     if mask is not None:
-        _check_prompts(mask)
+        known = known_values(mask)
+        if known is not None and not known.any(1).all():  # No token is the next.
+            needed = "at least one real token of each prompt"
+            raise expected("mask", needed, "a row of padding")
         order, _ = order_real_first(mask)
         tokens, mask = reorder(tokens, order), reorder(mask, order)
     used = length if mask is None else counts
@@ -144,14 +147,6 @@ def step(
     model adds or rotates by positions, and else what the mechanism gives there.
     """
     return prefill(model, tokens[:, None], state=state)
-
-
-def _check_prompts(mask: jax.Array) -> None:
-    """Refuses a prompt without a real token, after which no token is the next."""
-    real = known_values(mask)
-    if real is not None and not real.any(1).all():
-        needed = "at least one real token of each prompt"
-        raise expected("mask", needed, "a row of padding")
 
 
 def _embed(

@@ -1,7 +1,7 @@
 """One attention layer applied to a sequence part by part: prompts, then positions.
 
-    out, state = prefill(layer, prompt)      # [B, T, D]
-    out, state = step(layer, state, x)       # [B, D]
+    out, state = layer.prefill(prompt)      # [B, T, D]
+    out, state = layer.step(state, x)       # [B, D]
 
 The outputs equal those of the layer applied to the whole sequence at once. The state
 holds the mechanism's state, and the inputs that a short convolution's window still
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lra_jax.attention.inputs import check_shape, check_size
+from lra_jax.attention.inputs import check_shape
 from lra_jax.attention.masking import check_mask, next_position
 from lra_jax.attention.registry import accepted_keywords
 from lra_jax.attention.streams import show_shapes
@@ -43,24 +43,6 @@ Layer = Any
 
 # Keywords of the whole form that a prefill need not take.
 _OF_WHOLE = {"is_causal", "max_length", "mask", "query_mask"}
-
-
-def init_state(layer: Layer, batch_size: int, dtype: Any = jnp.float32) -> LayerState:
-    """The state before the first position.
-
-    It equals the state after a prompt of one padded position, exactly.
-
-    Args:
-      layer: as in `prefill`.
-      batch_size: B.
-      dtype: dtype of the inputs to come.
-
-    Raises:
-      ValueError: see `prefill`.
-    """
-    shape = check_size("batch_size", batch_size), 1, layer.in_features
-    hidden = jnp.zeros(shape[:2], bool)
-    return prefill(layer, jnp.zeros(shape, dtype), mask=hidden)[1]
 
 
 def prefill(
@@ -163,19 +145,6 @@ def _earlier(
         needed = "None for a layer without a short convolution"
         raise expected("state.recent", needed, f"shape {state.recent.shape}")
     return state.recent, state.real, state.position
-
-
-def step(
-    layer: Layer, state: LayerState, inputs: jax.Array
-) -> tuple[jax.Array, LayerState]:
-    """Reads one position of each sample, `[B, in_features]` -> `[B, out_features]`.
-
-    Raises:
-      ValueError: see `prefill`.
-    """
-    check_shape("inputs", inputs, "B D", None, layer.in_features)
-    out, state = prefill(layer, inputs[:, None], state=state)
-    return out[:, 0], state
 
 
 def check_room(

@@ -14,7 +14,7 @@ from orbax.checkpoint import v1 as ocp
 from lra_jax.attention import linear_attention, linear_prefill
 from lra_jax.attention.registry import Mechanism, resolve
 from lra_jax.models import MultiHeadAttention, load_arrays, save_arrays
-from lra_jax.models.stream import prefill, step
+from lra_jax.models.stream import prefill
 
 LENGTH = 10
 X = np.random.default_rng(0).normal(size=(2, LENGTH, 8)).astype("float32")
@@ -32,7 +32,7 @@ def _streamed(layer: MultiHeadAttention, x, first: int = 7):
     out, state = prefill(layer, x[:, :first])
     outs = [out]
     for t in range(first, x.shape[1]):
-        out, state = step(layer, state, x[:, t])
+        out, state = layer.step(state, x[:, t])
         outs.append(out[:, None])
     return jnp.concatenate(outs, 1)
 
@@ -113,7 +113,7 @@ def test_prompts_of_different_lengths_go_on_as_if_alone(side: str):
             rows = jnp.stack(
                 [jnp.asarray(X)[row, n + t] for row, n in enumerate(lengths)]
             )
-            out, state = step(layer, state, rows)
+            out, state = layer.step(state, rows)
             last.append(out)
         return jnp.stack(last, 1)
 
@@ -127,12 +127,12 @@ def test_states_are_rolled_back_branched_and_taken_out_of_a_batch(mechanism):
 
     def outputs(x):
         _, state = prefill(layer, x[:, :6])
-        first, _ = step(layer, state, x[:, 6])
-        _, further = step(layer, state, x[:, 7])
-        again, _ = step(layer, state, x[:, 6])
+        first, _ = layer.step(state, x[:, 6])
+        _, further = layer.step(state, x[:, 7])
+        again, _ = layer.step(state, x[:, 6])
         one = jax.tree.map(lambda a: a[1:], further)
-        alone, _ = step(layer, one, x[1:, 8])
-        both, _ = step(layer, further, x[:, 8])
+        alone, _ = layer.step(one, x[1:, 8])
+        both, _ = layer.step(further, x[:, 8])
         return (first, alone), (again, both[1:])
 
     for got, expected in zip(*fast_jit(outputs)(X), strict=True):
@@ -149,12 +149,12 @@ def test_what_cannot_be_streamed():
     assert_rejects(lambda: prefill(rotary, x), "layer", "max_length")
     assert_rejects(lambda: prefill(_layer("linear"), x[..., :4]), "inputs", "8")
     state = prefill(_layer("linear"), x)[1]
-    assert_rejects(lambda: step(_layer("linear"), state, x), "inputs", "[B, D]")
+    assert_rejects(lambda: _layer("linear").step(state, x), "inputs", "[B, D]")
     turning = _layer("linear", rotary=True)
     left = np.arange(LENGTH)[None] >= np.array([[0], [3]])
     assert_rejects(lambda: prefill(turning, x, mask=left), "mask", "on the left")
     _, state = prefill(turning, x)
-    assert_rejects(lambda: step(turning, state, x[:, 0]), "inputs", "max_length=10")
+    assert_rejects(lambda: turning.step(state, x[:, 0]), "inputs", "max_length=10")
 
 
 @pytest.mark.parametrize("window", [0, 3])
@@ -164,13 +164,13 @@ def test_a_saved_state_goes_on(window: int, tmp_path):
     _, state = prefill(layer, X[:, :5])
     ocp.save_pytree(tmp_path / "orbax", state)
     save_arrays(tmp_path / "state.safetensors", state)
-    expected, _ = step(layer, state, X[:, 5])
+    expected, _ = layer.step(state, X[:, 5])
     shapes = jax.eval_shape(lambda: layer.init_state(2))
     for restored in (
         ocp.load_pytree(tmp_path / "orbax", state),
         load_arrays(tmp_path / "state.safetensors", shapes),
     ):
-        assert_close(step(layer, restored, X[:, 5])[0], expected)
+        assert_close(layer.step(restored, X[:, 5])[0], expected)
 
 
 def test_states_of_other_layers_and_batches_are_refused():
@@ -178,10 +178,10 @@ def test_states_of_other_layers_and_batches_are_refused():
     states = {window: prefill(x, X[:, :5])[1] for window, x in layers.items()}
     one = X[:, 5]
     for window, other in ((3, 4), (4, 3), (3, 0), (0, 3)):
-        call = functools.partial(step, layers[window], states[other], one)
+        call = functools.partial(layers[window].step, states[other], one)
         assert_rejects(call, "state.recent: expected")
     for window, layer in layers.items():
-        call = functools.partial(step, layer, states[window], one[:1])
+        call = functools.partial(layer.step, states[window], one[:1])
         assert_rejects(call, "state.position: expected", "(1,)")
         call = functools.partial(prefill, layer, X[:, :0], state=states[window])
         assert_rejects(call, "inputs: expected at least one position")
