@@ -227,8 +227,8 @@ def _rank_collapse(settings: RankCollapse) -> Iterator[Any]:
     if settings.weights is not None:
         yield collapse.weights_section(settings.weights, variants, **sizes)
         return
-    names = _names("network", settings.network)
-    mechanisms = _names("attention", settings.attention)
+    names = cli.split_names("--network", settings.network)
+    mechanisms = cli.split_names("--attention", settings.attention)
     for name in names:
         known("--network", name, SHAPES)
     for name in mechanisms:
@@ -247,7 +247,7 @@ def _masks(settings: RankCollapse) -> Iterator[Any]:
     from lra_jax.analysis import masks
     from lra_jax.attention import registry
 
-    names = _names("attention", settings.attention)
+    names = cli.split_names("--attention", settings.attention)
     names = [*registry.MECHANISMS] if names == ["all"] else names
     seeds = range(settings.seed, settings.seed + settings.draws)
     if settings.masks:
@@ -261,7 +261,7 @@ def _paths(settings: Paths) -> Iterator[Any]:
     from lra_jax.analysis import path_experiments as paths
     from lra_jax.analysis.path_network import check_mechanism
 
-    names = _names("experiment", settings.experiment)
+    names = cli.split_names("--experiment", settings.experiment)
     for name in names:
         known("--experiment", name, (*paths.PUBLISHED, "circle"))
     check_mechanism(settings.attention)
@@ -301,7 +301,7 @@ def _spectrum(settings: Spectrum) -> Iterator[Any]:
         plural = "example" if settings.examples == 1 else "examples"
         about = f"A trained model, step {saved.step}, {settings.examples} {plural}."
     else:
-        names = _names("attention", settings.attention)
+        names = cli.split_names("--attention", settings.attention)
         known("--network", settings.network, SHAPES)
         for name in names:
             registry.resolve(name)
@@ -334,7 +334,7 @@ def _maps(settings: Maps) -> Iterator[Any]:
     from lra_jax.training.restore import load_run
 
     runs, example = [], settings.example
-    for workdir in _names("workdir", settings.workdir):
+    for workdir in cli.split_names("--workdir", settings.workdir):
         progress.say(f"loading {workdir} ...")
         saved = load_run(workdir, settings.checkpoint, settings.allow_code)
         if example is None:
@@ -364,16 +364,6 @@ def _load(settings: Any) -> tuple[Any, Any]:
         most = f"1 to {total}, the examples of the test split"
         raise expected("--examples", most, settings.examples)
     return saved, saved.examples(range(settings.examples))
-
-
-def _names(flag: str, text: str) -> list[str]:
-    """The names of a list; ``ValueError`` if there are none, or one is repeated."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise expected(f"--{flag}", "names separated by commas", "none")
-    if len(set(names)) < len(names):
-        raise expected(f"--{flag}", "different names separated by commas", repr(text))
-    return names
 
 
 def _overview() -> str:

@@ -320,6 +320,14 @@ def _hint(form: str, flags: Sequence[str]) -> str:
     return "; --help lists them" if near is None else f"; did you mean '--{near}'?"
 
 
+def split_names(flag: str, text: str) -> list[str]:
+    """The names in a flag's value, separated by commas: at least one, all distinct."""
+    names = [name.strip() for name in text.split(",")]
+    if "" in names or len(set(names)) < len(names):
+        raise expected(flag, "distinct names and commas", repr(text))
+    return names
+
+
 def flag_types(settings: Any, prefix: str = "--") -> dict[str, Any]:
     """The type of each flag of a dataclass, or of an instance, which includes the
     task's own settings."""

@@ -74,7 +74,7 @@ def make_plan(args: Sequence[str]) -> list[runs.Planned]:
     flags = _read_flags(args)
     suite = flags.pop("--suite", None)
     names, tasks, presets = (
-        _split(flag, flags.pop(flag, None))
+        cli.split_names(flag, flags.pop(flag) or "") if flag in flags else []
         for flag in ("--attention", "--task", "--preset")
     )
     if names == ["all"]:
@@ -123,16 +123,6 @@ def _read_flags(args: Sequence[str]) -> dict[str, str | None]:
         else:
             raise expected("flags", "--name=value or --name value", repr(word))
     return flags
-
-
-def _split(flag: str, text: str | None) -> list[str]:
-    """The names in the value of a flag; none if it is not there."""
-    if text is None:
-        return []
-    names = [name.strip() for name in text.split(",")]
-    if "" in names or len(set(names)) < len(names):
-        raise expected(flag, "distinct names and commas", repr(text))
-    return names
 
 
 def _choices(

@@ -179,8 +179,8 @@ analyze pats ~ did you mean 'paths'?
 analyze paths --experiment=foo ~ --experiment: expected one of
 analyze paths --attention=linformer ~ --attention
 analyze paths --repeats=0 ~ --repeats: expected a positive int
-analyze rank-collapse --network= ~ --network: expected names
-analyze rank-collapse --network=bert,bert ~ --network: expected different names
+analyze rank-collapse --network= ~ --network: expected distinct names
+analyze rank-collapse --network=bert,bert ~ --network: expected distinct names
 analyze rank-collapse --attention=foo ~ --attention: expected one of
 analyze rank-collapse --length=1 ~ --length: expected at least 2
 analyze rank-collapse --workdir=nope ~ --workdir: expected a run directory
