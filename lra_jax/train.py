@@ -15,12 +15,10 @@ if __name__ == "__main__":
 
 import contextlib
 import dataclasses
-import os
 import shlex
 import signal
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from lra_jax import cli, progress, runs, runtime, signals
 from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, TrainConfig
@@ -108,7 +106,7 @@ def _together(command: str) -> Iterator[None]:
     except Exception as error:
         lost = hosts.lost_process(error)
         if lost is not None:
-            _leave(f"{lost}; to resume, start all processes again: {command}")
+            hosts.leave(f"{lost}; to resume, start all processes again: {command}")
         hosts.leave_soon()
         raise
 
@@ -134,12 +132,6 @@ def _draw(session: Any) -> None:
             session.console.line(f"no curves: {on_one_line(error)}")
         else:
             session.console.line(f"curves in {file}" if drawn else "no curves")
-
-
-def _leave(message: str) -> NoReturn:
-    """Ends the process at once: an orderly exit would wait for the lost process."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def run(config: Config, quiet: bool = False) -> dict[str, Any]:

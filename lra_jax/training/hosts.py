@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -70,8 +70,13 @@ def _give_up(config: Config) -> None:
     place = f" at {config.coordinator}" if config.coordinator else ""
     needed = f"{count} processes{place} within {START_SECONDS} s"
     error = expected("--distributed", needed, "fewer; start all of them again")
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    os._exit(2)
+    leave(str(error), 2)
+
+
+def leave(message: str, code: int = 1) -> NoReturn:
+    """Ends the process at once: an orderly exit would wait for a lost process."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 def is_writer() -> bool:

@@ -152,8 +152,8 @@ class _Loop:
     def validate(self, step: int) -> bool:
         """Scores the validation split, and keeps the best parameters.
 
-        In pretraining, where no labels have been seen yet, there is nothing to score.
-        False if a signal ended it; a resumed session starts with it.
+        Returns False if a signal ended it; a resumed session starts with it. In
+        pretraining, where no labels have been seen yet, there is nothing to score.
         """
         trainer = self.trainer
         if step <= self.config.pretrain.steps:
@@ -187,13 +187,13 @@ class _Loop:
         """Saves all that a later session needs; ``validated``: this step was scored."""
         trainer = self.trainer
         with self._paused():
+            trainer.check_finite()
+            progress = trainer.progress._replace(seconds=self.meter.seconds)
+            trainer.progress = progress
             about = {"validated": validated, "origins": trainer.origins}
             about["metrics"] = seals.digest(read_metrics(trainer.workdir))
-            now = trainer.progress._replace(seconds=self.meter.seconds)
-            trainer.check_finite()
-            trainer.progress = now
             trainer.checkpoints.save_latest(
-                step, trainer.state, now, trainer.data, about
+                step, trainer.state, progress, trainer.data, about
             )
         self.stop.unsaved = False
 
