@@ -53,9 +53,9 @@ class AttentionCall(NamedTuple):
             return self._apply_to_units()
         parameters = inspect.signature(function).parameters
         keywords = {k: v for k, v in self.keywords.items() if k in parameters}
-        # Compiled once: run eagerly, each of many operations would be compiled.
-        compiled = jax.jit(functools.partial(function, **keywords))
-        return np.asarray(compiled(self.query, self.key))
+        arrays = {k: v for k, v in keywords.items() if isinstance(v, jax.Array)}
+        options = tuple(item for item in keywords.items() if item[0] not in arrays)
+        return np.asarray(_call(function, options, arrays, self.query, self.key))
 
     def _apply_to_units(self) -> np.ndarray:
         """The matrix W of an outside function that computes ``W value``.
@@ -78,6 +78,14 @@ class AttentionCall(NamedTuple):
             got = "an output that its matrix does not give"
             raise expected("attention", kind, got)
         return np.asarray(jnp.moveaxis(weights, 2, 1), np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _call(
+    function: Any, options: tuple, arrays: dict[str, jax.Array], *inputs: jax.Array
+) -> jax.Array:
+    """Compiled once for all layers and draws of a mechanism."""
+    return function(*inputs, **dict(options), **arrays)
 
 
 class Captured(NamedTuple):
