@@ -231,6 +231,18 @@ def split(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return fields, {name: x for name, x in keywords.items() if name not in _FIELDS}
 
 
+def bind(
+    name: str, signature: inspect.Signature, args: tuple, keywords: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call, with the defaults; ``TypeError`` names the function."""
+    try:
+        bound = signature.bind(*args, **keywords)
+    except TypeError as error:
+        raise TypeError(f"{name}(): {error}") from None
+    bound.apply_defaults()
+    return bound.arguments
+
+
 def attention_of(
     run: Callable[..., tuple[jax.Array, Any]],
 ) -> Callable[[Callable[Parameters, jax.Array]], Callable[Parameters, jax.Array]]:
@@ -251,15 +263,10 @@ def attention_of(
 
         @functools.wraps(function)
         def attention(*args: Parameters.args, **kwargs: Parameters.kwargs) -> jax.Array:
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{function.__name__}(): {error}") from None
-            bound.apply_defaults()
-            flax = bound.arguments.pop("flax")
-            deterministic = bound.arguments.get("deterministic")
-            inputs.check_keywords(attention, flax, deterministic)
-            fields, options = split(bound.arguments)
+            arguments = bind(function.__name__, signature, args, kwargs)
+            flax = arguments.pop("flax")
+            inputs.check_keywords(attention, flax, arguments.get("deterministic"))
+            fields, options = split(arguments)
             return run(Call.of(**fields), **options)[0]
 
         return attention

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from lra_jax.attention import inputs
-from lra_jax.attention.call import Call, split
+from lra_jax.attention.call import Call, bind, split
 from lra_jax.errors import expected
 
 State = TypeVar("State", covariant=True)
@@ -165,54 +165,29 @@ def make_prefill(
       run: ``run(call, **options)``, see `call.attention_of`.
       kind: the class of the state, of this mechanism alone.
     """
-    parameters = inspect.signature(attention).parameters
+    parameters = _parameters(attention)
     names = list(parameters)
-    # Those before is_causal stay positional: the mask, and arrays before it.
-    places = names[names.index("value") + 1 : names.index("is_causal")]
-    options = {
-        name: p if name in places else p.replace(kind=p.KEYWORD_ONLY)
-        for name, p in _options(attention, _NOT_STREAMED).items()
-    }
-    defaults = {name: p.default for name, p in options.items()}
-
-    def prefill(
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        *arguments: Any,
-        state: AnyState | None = None,
-        **keywords: Any,
-    ) -> tuple[jax.Array, AnyState]:
-        keywords |= dict(zip(places, arguments, strict=False))
-        unknown = [name for name in keywords if name not in options]
-        if unknown:
-            name = prefill.__name__
-            raise TypeError(
-                f"{name}() got an unexpected keyword argument {unknown[0]!r}"
-            )
-        _check_state(state, kind)
-        fields, rest = split(defaults | keywords)
-        call = Call.of(
-            query,
-            key,
-            value,
-            is_causal=True,
-            state=state,
-            streams=True,
-            implementation="xla",
-            **fields,
-        )
-        return run(call, **rest)
-
-    parameters = inspect.signature(prefill).parameters
-    signature = inspect.Signature(
-        [
-            *(parameters[name] for name in ("query", "key", "value")),
-            *(options[name] for name in places),
-            parameters["state"],
-            *(p for name, p in options.items() if name not in places),
-        ]
+    # Those before is_causal stay positional: the arrays and the mask.
+    first = names[: names.index("is_causal")]
+    positional = [parameters.pop(name) for name in first]
+    state_so_far = inspect.Parameter(
+        "state", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind | None
     )
+    options = [
+        p.replace(kind=p.KEYWORD_ONLY)
+        for name, p in parameters.items()
+        if name not in _NOT_STREAMED
+    ]
+    signature = inspect.Signature([*positional, state_so_far, *options])
+
+    def prefill(*args: Any, **keywords: Any) -> tuple[jax.Array, AnyState]:
+        arguments = bind(prefill.__name__, signature, args, keywords)
+        state = arguments.pop("state")
+        _check_state(state, kind)
+        fields, options = split(arguments)
+        fields |= {"is_causal": True, "implementation": "xla"}
+        return run(Call.of(**fields, state=state, streams=True), **options)
+
     words = {"attention": getattr(attention, "__name__", "")}
     return _name_after(prefill, "prefill", attention, _PREFILL, signature, **words)
 
@@ -226,7 +201,9 @@ def make_slice(
     ``X_attention``; others are ignored.
     """
     defaults = {
-        name: p.default for name, p in _options(attention, {"implementation"}).items()
+        name: p.default
+        for name, p in _parameters(attention).items()
+        if name not in {"query", "key", "value", "implementation"}
     }
 
     def attend_slice(
@@ -251,16 +228,10 @@ def make_slice(
     return attend_slice
 
 
-def _options(
-    attention: Callable[..., Any], without: set[str]
-) -> dict[str, inspect.Parameter]:
-    """The parameters of an ``X_attention`` after its arrays."""
-    return {
-        p.name: p
-        for p in inspect.signature(attention).parameters.values()
-        if p.kind is not p.VAR_KEYWORD
-        and p.name not in {"query", "key", "value"} | without
-    }
+def _parameters(attention: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of an ``X_attention``, without those for Flax."""
+    parameters = inspect.signature(attention).parameters.values()
+    return {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
 
 
 def _check_state(state: Any, kind: type) -> None:
