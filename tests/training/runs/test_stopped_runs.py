@@ -50,14 +50,13 @@ sys.argv[1:] = sys.argv[4:]
 sys.argv[0] = "train"
 runpy.run_module("lra_jax.train", run_name="__main__", alter_sys=True)
 """
-LOOP, TRAINER = "lra_jax.training.loop", "lra_jax.training.trainer"
+TRAINER = "lra_jax.training.trainer"
 CHECKPOINTS = "lra_jax.training.checkpoints"
 NOTHING = r"error: interrupted; to resume: python -m lra_jax\.train --task"
 SAVED = r"saved step {step} in .*; to resume: python -m lra_jax\.train --task"
 MOMENTS = {
     "first imports": ("argparse", "", "error: interrupted"),
     "data": ("lra_jax.data.listops_trees", "iterate", NOTHING),
-    "a report": (LOOP, "_Loop.report", SAVED.format(step=4)),
     "an evaluation": (TRAINER, "Trainer.evaluate", SAVED.format(step=10)),
     "a save": (CHECKPOINTS, "Checkpoints.save_latest", SAVED.format(step=10)),
     "the scores": ("lra_jax.training.session", "Session._score", NOTHING),
