@@ -83,6 +83,12 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 
 
+def test_pages_can_be_finished() -> None:
+    """A page has one topic; numbers beyond it belong into results/."""
+    words = {page.name: len(page.read_text().split()) for page in DOCS.glob("*.md")}
+    assert {name: count for name, count in words.items() if count > 1500} == {}
+
+
 def test_every_result_is_listed() -> None:
     """A new file or folder of results/ gets a row in docs/results.md."""
     page = (DOCS / "results.md").read_text()

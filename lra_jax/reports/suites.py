@@ -214,7 +214,7 @@ def _mean(row: Mapping[str, Group]) -> float:
 
 
 def suite_table(best: Best, tests: Sequence[Test]) -> Table:
-    """A row for each model, then chance, then the published rows."""
+    """A row for each model, then chance if a test has one, then published rows."""
     names = [test.name for test in tests]
     head = ("model", *names, "mean", "state", "parameters", "seeds", "source")
     rows = [
@@ -232,14 +232,13 @@ def suite_table(best: Best, tests: Sequence[Test]) -> Table:
         )
         for model, row in best.items()
     ]
-    chances = (
+    chances = [
         _scale(t.task, t.data, t.task.chance(t.data)) if t.task.chance else None
         for t in tests
-    )
-    others = [
-        ("chance", *(number(x, ".1f") for x in chances), *[""] * 5),
-        *_published_rows(tests),
     ]
+    others = _published_rows(tests)
+    if any(x is not None for x in chances):
+        others = [("chance", *(number(x, ".1f") for x in chances), *[""] * 5), *others]
     return Table(head, [*rows, *others], words=(0, len(head) - 1), ours=len(rows))
 
 
