@@ -150,8 +150,9 @@ class Spec:
 
 
 class Inputs(NamedTuple):
-    """The arrays of a call; all but the first three, and the last two, have no
-    gradient.
+    """The arrays of a call.
+
+    Query, key, value, log_decay and beta have gradients.
 
     Callers pass boolean masks `[B, S]` and `[B, T]` and integer documents; the kernels
     get them as float32.
@@ -168,9 +169,9 @@ class Inputs(NamedTuple):
       documents: the number of each position's document, increasing along a row,
         float32 `[B, T]`; None = a row is one document.
       log_decay: of a `RecurrentSpec`, float32 `[B, T, N, H]` or, with `beta`,
-        `[B, T, N]`; None = no decay. It has a gradient.
+        `[B, T, N]`; None = no decay.
       beta: the shares of the delta rule, float32 `[B, T, N]`; None = gated linear
-        attention. It has a gradient.
+        attention.
     """
 
     query: jax.Array

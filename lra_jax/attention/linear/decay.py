@@ -20,7 +20,7 @@ from lra_jax.errors import expected
 Slopes = jax.Array | np.ndarray | Sequence[float]
 
 
-def checked_slopes(
+def check_slopes(
     slopes: Slopes | None, published: np.ndarray, dtype: jnp.dtype
 ) -> jax.Array:
     """The slopes `[N]`; None = the published ones.

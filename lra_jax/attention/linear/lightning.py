@@ -72,7 +72,7 @@ def _run(
     published = lightning_slopes(call.query.shape[2])
     kernel = core.Kernel(
         feature_map=feature_map or "identity",
-        slopes=decay.checked_slopes(slopes, published, call.dtype),
+        slopes=decay.check_slopes(slopes, published, call.dtype),
         refusal=decay.kernel_refusal(call, slopes),
     )
     finish = functools.partial(feature_maps.normalise, norm=norm, axes=(2, 3), eps=eps)

@@ -71,7 +71,7 @@ def _run(
     inputs.refuse_decoding(call.deterministic, call.query, call.key, "retention")
     feature_maps.check_norm(norm)
     length, heads = call.query.shape[1:3]
-    rates = decay.checked_slopes(slopes, retention_slopes(heads), call.dtype)
+    rates = decay.check_slopes(slopes, retention_slopes(heads), call.dtype)
     first, last = _first(call), None if call.is_causal else _last(call)
     spread = decay.spread(rates, length, first, last)
     kernel = core.Kernel(

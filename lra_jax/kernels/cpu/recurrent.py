@@ -47,8 +47,8 @@ def backward(
         name = "lra_delta_backward"
         shapes.append(operands.beta.shape)
     made = [
-        programs.call(name, shapes, [*_arrays(read), *own, of_out], from_end=from_end)
-        for from_end, own in zip(_ends(spec), missing, strict=True)
+        programs.call(name, shapes, [*_arrays(read), *kept, of_out], from_end=from_end)
+        for from_end, kept in zip(_ends(spec), missing, strict=True)
     ]
     of_query, of_key, of_value, of_decay, *of_share = map(plus, zip(*made, strict=True))
     if spec.feature_map is not None:

@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from lra_jax.kernels.hopper.forward import (
     Arrays,
     add_up,
-    grown,
+    grow,
     stage_pairs,
     values,
     walk_with_state,
@@ -104,7 +104,7 @@ def _queries(
         if causal:
             program.stage(states, state)
             value = stage_pairs(program, tiles, weights, key_stages, stages[-1])
-            after = grown(program, state, key_stages, value)
+            after = grow(program, state, key_stages, value)
             of_scores = ops.product((up_stage, ops.transpose(value)))
             of_scores = of_scores + ops.down(of_den)
             of_scores = jnp.where(program.visible(True), of_scores, 0.0)
@@ -118,7 +118,7 @@ def _queries(
             for t, z in enumerate(program.columns(total))
         )
         plgpu.wait_smem_to_gmem(0)
-        out_stage[...] = program.pulled_back(slopes, tiles["query"], weights)
+        out_stage[...] = program.pull_back(slopes, tiles["query"], weights)
         if causal:
             sums = add_up(program, program.columns(total), key_stages)
             program.put(total, sums)
@@ -170,12 +170,12 @@ def _pairs(
         if causal:
             of_scores = _of_scores(program, v, stages[-1], tiles)
             of_k = [[(of_scores, stage)] for stage in query_stages]
-            after = grown(program, state, query_stages, stages[-1])
+            after = grow(program, state, query_stages, stages[-1])
         slopes = (
             ops.product((v, ops.transpose(states[t])), *of_k[t]) + ops.across(z)
             for t, z in enumerate(program.columns(total))
         )
-        key_stage[...] = program.pulled_back(slopes, tiles["key"], weights, valid)
+        key_stage[...] = program.pull_back(slopes, tiles["key"], weights, valid)
         if causal:
             of_den = ops.by_row(tiles["of_den"])
             sums = add_up(program, program.columns(total), query_stages, of_den)

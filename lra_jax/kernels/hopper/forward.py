@@ -42,7 +42,7 @@ def values(program: Program, tile: Any, stage: Any, valid: Any) -> Any:
     return stage
 
 
-def grown(program: Program, state: Any, staged: list[Any], value: Any) -> tuple:
+def grow(program: Program, state: Any, staged: list[Any], value: Any) -> tuple:
     """Adds a chunk, whose terms are in shared memory, to the state."""
     ops = program.ops
     return tuple(
@@ -134,7 +134,7 @@ def _sums(
         value = stage(program, tiles, weights, stages, value_stage)
         of_rows = program.ops.by_row(tiles["of_den"]) if "of_den" in tiles else None
         state, total = carry
-        state = grown(program, state, stages, value)
+        state = grow(program, state, stages, value)
         return state, add_up(program, total, stages, of_rows)
 
     program.write(outputs, program.walk(body, inputs, program.nothing()))
@@ -172,7 +172,7 @@ def _outputs(
             scores = _lower(program, query_stages, key_stages)
             products.append((scores, value))
             dens.append(scores.astype(jnp.float32).sum(1))
-            after = grown(program, state, key_stages, value)
+            after = grow(program, state, key_stages, value)
             sums = add_up(program, program.columns(total), key_stages)
             program.put(total, sums)
         else:

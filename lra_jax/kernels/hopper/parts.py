@@ -144,7 +144,7 @@ class Program:
         terms = [y] if weights is None else [y * down(w) for w in weights]
         return [term.astype(self.dtype) for term in terms], slope
 
-    def pulled_back(
+    def pull_back(
         self,
         terms: Iterable[jax.Array],
         tile: Any,

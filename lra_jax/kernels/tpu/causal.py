@@ -67,8 +67,10 @@ def _call(spec: Spec, operands: Inputs, backward: bool = False) -> Call:
 
 
 def _inputs(call: Call, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
-    hidden = [] if operands.mask is None else [(operands.mask, call.mask)]
-    return [*call.laid(operands), *hidden]
+    places = (call.keys, call.keys, call.values)
+    pairs = zip(operands[:3], places, strict=True)
+    arrays = [(call.layout.lay(x), place) for x, place in pairs]
+    return arrays if operands.mask is None else [*arrays, (operands.mask, call.mask)]
 
 
 class _Part(NamedTuple):
@@ -116,7 +118,7 @@ def _forward_kernel(call: Call, masked: bool, save: bool, *refs: Any) -> None:
     for part in _parts(call, scale, inputs):
         num, dens, _ = _outputs(call, part, state, total)
         out[part.rows] = chunk.divide(num, dens)[0].astype(out.dtype)
-        state, total = chunk.grown(part.key[0], part.value, state, total)
+        state, total = chunk.grow(part.key[0], part.value, state, total)
     write(state_ref, total_ref, state, total)
 
 
@@ -149,7 +151,7 @@ def _backward_kernel(call: Call, masked: bool, *refs: Any) -> None:
     state = [group.unpack(state_ref[term]) for term in terms]
     befores = [(state, [kept_total[term : term + 1] for term in terms])]
     for part in parts[:-1]:
-        befores.append(chunk.grown(part.key[0], part.value, *befores[-1]))
+        befores.append(chunk.grow(part.key[0], part.value, *befores[-1]))
     later = read(call.spec.terms, later_ref, later_total_ref)
     for part, before in reversed(list(zip(parts, befores, strict=True))):
         upstream = zero_invalid(of_out[part.rows], part.real)
@@ -184,18 +186,17 @@ def _chunk_backward(
     ]
     of_value = plus(chunk.dot(k, s) for k, s in zip(key, later_state, strict=True))
     for head, scores in enumerate(all_scores):
-        own = group.values_of(of_num, head)
-        of_scores = chunk.dot(own, value, "nt") + of_dens[head]
-        of_scores = lower(of_scores)
+        slope = group.values_of(of_num, head)
+        of_scores = lower(chunk.dot(slope, value, "nt") + of_dens[head])
         for term in range(call.spec.terms):
             of_query[term] += chunk.dot(of_scores, group.keys_of(key[term], head))
-            mine = group.keys_of(query[term], head)
-            of_key[term] += chunk.dot(of_scores, mine, "tn")
-        of_value += chunk.dot(scores, own, "tn")
-    later = chunk.grown(query, of_num, later_state, later_total, of_den)
+            of_head = group.keys_of(query[term], head)
+            of_key[term] += chunk.dot(of_scores, of_head, "tn")
+        of_value += chunk.dot(scores, slope, "tn")
+    later = chunk.grow(query, of_num, later_state, later_total, of_den)
     slopes = (
-        chunk.pulled_back(of_query, query_slope, weights),
-        chunk.pulled_back(of_key, key_slope, weights),
+        chunk.pull_back(of_query, query_slope, weights),
+        chunk.pull_back(of_key, key_slope, weights),
         zero_invalid(of_value, part.seen),
     )
     return slopes, later

@@ -120,14 +120,6 @@ class Call:
         shape = (None, 1, self.spec.block)
         return pl.BlockSpec(shape, lambda b, n, i: (b // rows, 0, self.place(i)))
 
-    def laid(self, operands: Inputs) -> list[tuple[jax.Array, pl.BlockSpec]]:
-        """Query, key and value, which have the same length."""
-        places = (self.keys, self.keys, self.values)
-        return [
-            (self.layout.lay(x), place)
-            for x, place in zip(operands[:3], places, strict=True)
-        ]
-
     def sums(
         self, rows: int, shapes: Iterable[tuple[int, ...]], by_block: bool = False
     ) -> list[tuple[jax.ShapeDtypeStruct, pl.BlockSpec]]:
@@ -142,14 +134,13 @@ class Call:
         """Sums `[rows, groups, ...]` or, by block, `[rows, groups, blocks, ...]`."""
 
         def spec(shape: tuple[int, ...]) -> pl.BlockSpec:
-            axes = (None,) * (2 + by_block)
-            own = shape[len(axes) :]
-            zeros = (0,) * len(own)
+            outer = 2 + by_block
+            block, zeros = (None,) * outer + shape[outer:], (0,) * (len(shape) - outer)
             if by_block:
                 return pl.BlockSpec(
-                    (*axes, *own), lambda b, n, i: (b, n, self.place(i), *zeros)
+                    block, lambda b, n, i: (b, n, self.place(i), *zeros)
                 )
-            return pl.BlockSpec((*axes, *own), lambda b, n, i: (b, n, *zeros))
+            return pl.BlockSpec(block, lambda b, n, i: (b, n, *zeros))
 
         return [(x, spec(x.shape)) for x in sums]
 

@@ -153,7 +153,7 @@ class Chunk:
         terms = [y] if weights is None else [y * weight for weight in weights]
         return [term.astype(self.dtype) for term in terms], slope
 
-    def pulled_back(
+    def pull_back(
         self, terms: Terms, slope: jax.Array, weights: Terms | None
     ) -> jax.Array:
         """The gradient of x from the gradients of its terms."""
@@ -180,7 +180,7 @@ class Chunk:
         heads = range(self.group.heads)
         return num, [row_sums(self.group.keys_of(dens, head)) for head in heads]
 
-    def grown(
+    def grow(
         self,
         key: Terms,
         value: jax.Array,

@@ -90,7 +90,7 @@ def _chunks(call: Call, scale: Any, ref: Any, mask: Any = None) -> Iterator[tupl
         valid = valid_rows(first, size, call.length, hidden)
         weights = chunk.weights(first, size, angle)
         terms, slope = chunk.features(ref[rows], valid, weights)
-        pull = functools.partial(chunk.pulled_back, slope=slope, weights=weights)
+        pull = functools.partial(chunk.pull_back, slope=slope, weights=weights)
         yield rows, valid, terms, pull
 
 
@@ -101,7 +101,7 @@ def _sum_kernel(call: Call, masked: bool, *refs: Any) -> None:
     state, total = read(call.spec.terms, state_ref, total_ref)
     for part, valid, terms, _ in _chunks(call, scale, key, mask):
         seen = zero_invalid(value[part], valid)
-        state, total = call.chunk.grown(terms, seen, state, total)
+        state, total = call.chunk.grow(terms, seen, state, total)
     write(state_ref, total_ref, state, total)
 
 
@@ -129,7 +129,7 @@ def _queries_kernel(call: Call, *refs: Any) -> None:
             for s, z in zip(state, total, strict=True)
         ]
         of_query[part] = pull(slopes).astype(of_query.dtype)
-        later = chunk.grown(terms, of_num, *later, of_den)
+        later = chunk.grow(terms, of_num, *later, of_den)
     write(later_state, later_total, *later)
 
 
