@@ -157,7 +157,7 @@ def _play_all(name: str, count: int, seed: int) -> dict[str, dict[str, np.ndarra
     """The arrays of each file."""
     environment = environments.make(name)
     settings = environments.SEARCHES[name]
-    weights, found = environments.search(environment, settings, seed)
+    weights, returns = environments.search(environment, settings, seed)
     rng = np.random.default_rng((seed, 1))
     seeds = rng.integers(2**31, size=max(count, _MEASURED)).tolist()
     shape = environment.action_dim
@@ -175,9 +175,9 @@ def _play_all(name: str, count: int, seed: int) -> dict[str, dict[str, np.ndarra
         return rng.uniform(-1, 1, (len(states), shape))
 
     drawn = environments.play(environment, uniform, seeds[:count])
-    low, best = drawn.returns.mean(), weights[found.argmax()]
+    low, best = drawn.returns.mean(), weights[returns.argmax()]
     high = play(np.stack([best] * _MEASURED), 0.0).returns.mean()
-    half = int((found >= (low + found.max()) / 2).argmax())
+    half = int((returns >= (low + returns.max()) / 2).argmax())
     stages = {
         "random": drawn,
         "medium": play(np.stack([weights[half]] * count), _NOISE),
