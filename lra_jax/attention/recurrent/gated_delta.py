@@ -75,6 +75,7 @@ def run(
     inputs.check_number("beta_range", beta_range)
     if beta_range > 2:
         raise expected("beta_range", "a number in (0, 2]", beta_range)
+    inputs.check_self(call.query, call.key, mechanism)
     recurrence.check_gate("beta", beta, call.query)
     recurrence.check_gate("log_decay", log_decay, call.query)
     query, key, phi = feature_maps.apply_custom(

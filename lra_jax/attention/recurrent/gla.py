@@ -54,6 +54,7 @@ def _run(
     **of_output: Any,
 ) -> tuple[jax.Array, GlaState]:
     inputs.refuse_without_gates(call.deterministic, "gla", log_decay, gate)
+    inputs.check_self(call.query, call.key, "gla")
     width = call.query.shape[3]
     recurrence.check_gate("log_decay", log_decay, call.query, width)
     options = feature_maps.Options("identity", call.dtype, call.precision)

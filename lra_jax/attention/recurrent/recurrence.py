@@ -74,7 +74,6 @@ def run(
     Returns:
       The output of the mechanism, and of a stream its state.
     """
-    inputs.check_self(call.query, call.key, mechanism)
     feature_maps.check_norm(norm)
     sums: Any = None
     if call.choose(mechanism) is not None:
