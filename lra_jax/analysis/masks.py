@@ -63,11 +63,12 @@ def widths_section(names: Sequence[str], seeds: Sequence[int]) -> Section:
     gaps, sinks = {}, {}
     for label, layer in _layers(names):
         try:
-            matrices = [[_matrix(layer, n, seed) for seed in seeds] for n in _LENGTHS]
+            draws = [
+                [_gap_and_sink(layer, n, seed) for n in _LENGTHS] for seed in seeds
+            ]
         except InputError:
             continue  # FNet mixes columns, too, so it has no matrix.
-        gaps[label] = [spectral_gap(x).mean() for x in matrices]
-        sinks[label] = [attention_sink(x).mean() for x in matrices]
+        gaps[label], sinks[label] = np.mean(draws, 0).T.tolist()
     caption = (
         "The gap of the first two singular values, 1 - s2 / s1, and the largest "
         f"share of one key, by tokens; means over heads and {len(seeds)} draws."
@@ -118,10 +119,13 @@ def _residuals(make: Any, norm: bool, length: int, seed: int) -> np.ndarray:
     return relative_residual(np.stack(states)[:, 0])
 
 
-def _matrix(make: Any, length: int, seed: int) -> np.ndarray:
+def _gap_and_sink(make: Any, length: int, seed: int) -> tuple[float, float]:
+    """Means over the heads of one draw, or over the columns, which HGRN has in place of
+    heads: the matrices of several draws at once would not fit in memory."""
     layer = make(max_length=length, rngs=nnx.Rngs(seed))
     (call,) = capture_attention(layer, lambda: layer(_tokens(length, seed)))
-    return call.weights()[0]
+    matrices = call.weights()[0]
+    return spectral_gap(matrices).mean(), attention_sink(matrices).mean()
 
 
 @functools.partial(jax.jit, static_argnums=0)
