@@ -117,7 +117,7 @@ def _run(graph: Any, weights: Any, tokens: jax.Array, variant: Variant) -> jax.A
     for block in network.blocks:
         x = run_parts(block, states[-1], variant, block.attention, block.mlp)
         states.append(x)
-    if network.config.norm_first and variant.norm:
+    if network.config.kind == "gpt2" and variant.norm:
         states[-1] = network.norm(states[-1])
     return jnp.stack(states)
 
