@@ -32,11 +32,17 @@ FOLDERS = {
 """The folder of each level."""
 
 _NPY = b"\x93NUMPY"
+_PNG = b"\x89PNG\r\n\x1a\n"
 _LEAST_COLUMNS = 4
 _MOST_METADATA = 64 << 20
 # Allowance for the contents of a PNG besides its pixels.
 _HEADER_BYTES = 1 << 16
 _NOT_WHOLE = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error)
+# Of interlaced PNGs: the first row and column of each pass, and the steps between them.
+_ADAM7 = (
+    *((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4)),
+    *((2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)),
+)
 
 
 class Sample(NamedTuple):
@@ -152,10 +158,36 @@ def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
         kind = image.mode, (image.height, image.width)
         if kind == ("L", (size, size)):
             image.verify()
+            _check_pixels(data, size)
             return np.asarray(Image.open(io.BytesIO(data), formats=["PNG"]))
     except (*_NOT_WHOLE, Image.DecompressionBombError) as error:
         raise expected(str(file), "a whole PNG", error) from None
     raise expected(str(file), requirement, "{} of shape {}".format(*kind))
+
+
+def _check_pixels(data: bytes, size: int) -> None:
+    """Refuses a PNG without its end, or with too few pixels, as Pillow does not.
+
+    It would fill the others with zeros.
+    """
+    depth, interlaced = data[24], data[28]
+    grid = _ADAM7 if interlaced else ((0, 0, 1, 1),)
+    sides = [
+        (len(range(row, size, rows)), len(range(column, size, columns)))
+        for row, column, rows, columns in grid
+    ]
+    # Each row of a pass begins with the number of its filter.
+    needed = sum(high * (1 + -(-wide * depth // 8)) for high, wide in sides if wide)
+    stored, place, kind = b"", len(_PNG), b""
+    while kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, place)
+        if kind == b"IDAT":
+            stored += data[place + 8 : place + 8 + length]
+        place += length + 12
+    if place > len(data):
+        raise EOFError("no last chunk")
+    if len(zlib.decompressobj().decompress(stored, needed)) < needed:
+        raise EOFError("fewer pixels than rows and columns")
 
 
 def _rows(file: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
