@@ -54,7 +54,7 @@ class Series(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What the labels are."""
+        """The kind of the labels."""
         if self.labels.dtype.kind == "f":
             return "numbers"
         return "multi" if self.several else "classes"

@@ -194,7 +194,7 @@ class ModelConfig:
             elif field.name == "hybrid" and isinstance(value, str):
                 value = ",".join(name.strip() for name in value.split(","))
             elif field.name in PARTS and callable(value):
-                value = locate(value, field.name)  # The text that stands for it.
+                value = locate(value, field.name)  # Its path, as text.
             object.__setattr__(self, field.name, value)
 
     def check(self) -> None:
