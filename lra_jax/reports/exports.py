@@ -127,8 +127,8 @@ def to_latex(groups: Sequence[Group]) -> str:
     parts = [_table(caption, members) for caption, members in tables.items()]
     settings = settings_table(groups)
     if settings.rows:
-        parts.append(settings.latex("all settings", describe_settings(groups)))
-    return "\n".join(["% \\usepackage{booktabs}", *parts])
+        parts.append(settings.latex("all settings", [describe_settings(groups)]))
+    return "\n".join(["% \\usepackage{booktabs, tabularx}", *parts])
 
 
 def _rank(row: Row) -> tuple[str, bool, bool]:
@@ -184,18 +184,21 @@ def _unequal(rows: Sequence[Row]) -> str:
     return unequal_budgets(budgets)
 
 
-def _note(rows: Sequence[Row], protocols: Sequence[str], remark: str) -> str:
+def _note(rows: Sequence[Row], protocols: Sequence[str], remark: str) -> list[str]:
     """How to read a table: which checkpoint and setting, errors, and the protocols."""
     words = "Test scores of the checkpoint and the setting that validation prefers"
     if any(row["checkpoint"] == "last" for row in rows):
         words = "Scores of the last checkpoint, as validation was the test split"
     errors = (
-        "plus or minus: sample standard deviation over seeds; se: standard error of "
-        "the test examples of a single seed"
+        "±: sample standard deviation over seeds; se: standard error of the test "
+        "examples of a single seed"
     )
-    lines = [f"({n}) {text}" for n, text in enumerate(protocols, start=1)]
-    protocol = "; ".join(lines) if len(lines) > 1 else protocols[0]
-    return f"{words}; {errors}. {remark} Protocol: {protocol}.".replace("  ", " ")
+    several = len(protocols) > 1
+    lines = [
+        f"Protocol{f' {n}' if several else ''}: {protocol}."
+        for n, protocol in enumerate(protocols, start=1)
+    ]
+    return [f"{words}; {errors}. {remark}", *lines]
 
 
 class _Score(NamedTuple):

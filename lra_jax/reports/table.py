@@ -13,12 +13,29 @@ from markupsafe import Markup
 # Characters that are special in Markdown; `<`, `>` and `&` are already entities at this
 # point.
 _MARKS = re.compile(r"[\\`*|~]|(?<=\])[(\[:]|_(?![^\W_])|(?<![^\W_])_|^[#+-](?=\s)")
-# Characters that are special in LaTeX.
-_LATEX_MARKS = {ord(mark): f"\\{mark}" for mark in "&%$#_{}"} | {
-    ord("\\"): r"\textbackslash{}",
-    ord("~"): r"\textasciitilde{}",
-    ord("^"): r"\textasciicircum{}",
-}
+# Characters that are special in LaTeX, that its first font lacks, or that would be an
+# option of the line break above them.
+_LATEX_MARKS = str.maketrans(
+    {mark: f"\\{mark}" for mark in "&%$#_{}"}
+    | {mark: f"{{{mark}}}" for mark in "[]*"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\textquotedblright{}",
+        "`": r"\textasciigrave{}",
+        "±": r"$\pm$",
+        "²": "$^2$",
+        "×": r"$\times$",
+    }
+)
+_LIGATURES = re.compile("-(?=-)")
+_LONG = 30  # A column with more characters breaks lines, also inside names and paths.
+_BREAKS = re.compile(r"(?<=[/=])(?=\w)")
+_BREAKING = r">{\raggedright\arraybackslash\hangindent1em}X"
 # A spreadsheet takes these for the start of a formula.
 _OF_FORMULAS = ("=", "+", "-", "@")
 
@@ -53,33 +70,41 @@ class Table(NamedTuple):
         )
         return Markup("\n".join([head, rule, *lines]))
 
-    def latex(self, caption: str, note: str = "") -> str:
-        """LaTeX to paste, in the style of booktabs, labelled after its caption; the
-        note is below it."""
-        head, *rows = (
-            rf"{' & '.join(map(to_latex_text, row))} \\"
-            for row in (self.head, *self.rows)
-        )
+    def latex(self, caption: str, note: Sequence[str] = ()) -> str:
+        """LaTeX to paste, labelled after its caption, with the paragraphs of a note
+        below it. It needs the packages booktabs and tabularx.
+
+        Columns with long words share the width of the page, and their lines break.
+        """
+        head, *rows = [list(map(to_latex_text, row)) for row in (self.head, *self.rows)]
+        kinds = ["l" if index in self.words else "r" for index in range(len(head))]
+        for index in self.words:
+            if max(len(row[index]) for row in rows) > _LONG:
+                kinds[index] = _BREAKING
+                for row in rows:
+                    row[index] = Markup(_BREAKS.sub(r"\\allowbreak ", row[index]))
+        is_wide = _BREAKING in kinds
+        name = r"tabularx}{\linewidth" if is_wide else "tabular"
+        end = "tabularx" if is_wide else "tabular"
         label = re.sub("[^a-z0-9]+", "-", caption.lower())
-        box = rf"\parbox{{\linewidth}}{{\footnotesize {to_latex_text(note)}}}"
-        below = [r"\par\smallskip", box] if note else []
-        columns = (
-            "l" if index in self.words else "r" for index in range(len(self.head))
-        )
+        head, *rows = (rf"{' & '.join(row)} \\" for row in (head, *rows))
+        paragraphs = "\\par\n".join(map(to_latex_text, note))
+        box = rf"\parbox{{\linewidth}}{{\footnotesize\raggedright {paragraphs}}}"
         return "\n".join(
             [
                 r"\begin{table}",
                 r"\centering",
                 rf"\caption{{{to_latex_text(caption)}}}",
                 rf"\label{{tab:{label}}}",
-                rf"\begin{{tabular}}{{{''.join(columns)}}}",
+                r"\smallskip",
+                rf"\begin{{{name}}}{{{''.join(kinds)}}}",
                 r"\toprule",
                 head,
                 r"\midrule",
                 *rows,
                 r"\bottomrule",
-                r"\end{tabular}",
-                *below,
+                rf"\end{{{end}}}",
+                *([r"\par\smallskip", box] if note else []),
                 "\\end{table}\n",
             ]
         )
@@ -112,9 +137,10 @@ def number(value: float | None, spec: str) -> str:
 
 def to_latex_text(cell: Any) -> Markup:
     """Text as LaTeX that shows it literally; `Markup` as it is."""
-    return (
-        cell if isinstance(cell, Markup) else Markup(str(cell).translate(_LATEX_MARKS))
-    )
+    if isinstance(cell, Markup):
+        return cell
+    words = " ".join(str(cell).split()).translate(_LATEX_MARKS)
+    return Markup(_LIGATURES.sub("-{}", words))
 
 
 def _without_formula(cell: Any) -> Any:

@@ -162,7 +162,7 @@ def test_bold_is_within_one_standard_error(tmp_path: Path) -> None:
 
 def test_latex_has_what_a_paper_needs(disagreeing: Path) -> None:
     latex = exports.to_latex(groups_in(disagreeing))
-    assert latex.startswith("% \\usepackage{booktabs}\n")
+    assert latex.startswith("% \\usepackage{booktabs, tabularx}\n")
     for mark in ("begin", "end"):
         assert latex.count(rf"\{mark}{{table}}") == latex.count(r"\toprule") == 2
     assert r"\label{tab:listops-not-the-lra-s-protocol}" in latex

@@ -6,7 +6,7 @@ import io
 import pytest
 from markupsafe import Markup
 
-from lra_jax.reports.table import Table
+from lra_jax.reports.table import Table, to_latex_text
 
 
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@"])
@@ -20,13 +20,40 @@ def test_csv_has_no_formulas(sign: str) -> None:
     assert row == cells
 
 
-def test_latex_escapes_all_but_formulas() -> None:
-    rows = [(r"my_mod:f&g%\x", Markup(r"$1.5 \pm 0.1$"), "{}~^")]
-    text = Table(("model", "accuracy, %", "#"), rows, words=(0, 2)).latex("a_b", "5 %")
-    assert r"\label{tab:a-b}" in text and r"\footnotesize 5 \%" in text
-    assert r"\caption{a\_b}" in text and r"\begin{tabular}{lrl}" in text
-    assert r"model & accuracy, \% & \# \\" in text
-    first, formula, marks = text.splitlines()[8].removesuffix(r" \\").split(" & ")
-    assert first == r"my\_mod:f\&g\%\textbackslash{}x"
-    assert formula == r"$1.5 \pm 0.1$"
-    assert marks == r"\{\}\textasciitilde{}\textasciicircum{}"
+LATEX = {
+    r"my_mod:f&g%\x": r"my\_mod:f\&g\%\textbackslash{}x",
+    "{}~^#$": r"\{\}\textasciitilde{}\textasciicircum{}\#\$",
+    # LaTeX's first font has other characters in their places.
+    '<a> | "b" `c`': r"\textless{}a\textgreater{} \textbar{} \textquotedblright{}b"
+    r"\textquotedblright{} \textasciigrave{}c\textasciigrave{}",
+    # Not a dash, and not options of the line break above.
+    "--train.steps [3]*": r"-{}-train.steps {[}3{]}{*}",
+    "1 ± 2 × 3²": r"1 $\pm$ 2 $\times$ 3$^2$",
+    "two\nlines": "two lines",
+}
+
+
+@pytest.mark.parametrize("text", LATEX)
+def test_latex_shows_text_literally(text: str) -> None:
+    assert to_latex_text(text) == LATEX[text]
+    assert to_latex_text(Markup(r"$1.5 \pm 0.1$")) == r"$1.5 \pm 0.1$"
+
+
+def test_latex_escapes_every_part_of_a_table() -> None:
+    rows = [("f&g", Markup("$1$"), "{}"), ("h", 2, 3)]
+    table = Table(("model", "accuracy, %", "#"), rows, words=(0, 2))
+    text = table.latex("a_b", ["5 %", "x_y"])
+    assert r"\label{tab:a-b}" in text and r"\caption{a\_b}" in text
+    assert "\\raggedright 5 \\%\\par\nx\\_y}" in text
+    assert "\\begin{tabular}{lrl}\n" in text and "\\end{tabular}\n" in text
+    assert "model & accuracy, \\% & \\# \\\\\n" in text
+    assert "f\\&g & $1$ & \\{\\} \\\\\nh & 2 & 3 \\\\\n" in text
+
+
+def test_latex_breaks_the_lines_of_long_names() -> None:
+    """A table with a path is as wide as the page, and not wider."""
+    rows = [("flow (checkpoint=runs/mlm-flow-tiny-seed0)", 1), ("linear", 2)]
+    text = Table(("model", "seeds"), rows).latex("a")
+    assert r"\begin{tabularx}{\linewidth}{>{\raggedright" in text
+    assert "\\end{tabularx}\n" in text
+    assert r"checkpoint=\allowbreak runs/\allowbreak mlm-flow-tiny-seed0" in text
