@@ -3,6 +3,7 @@ Figure 2): the relative residual after each layer, for each variant of the netwo
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +12,6 @@ import numpy as np
 from flax import nnx
 
 from lra_jax import progress
-from lra_jax.analysis import published
 from lra_jax.analysis.capture import variant_states
 from lra_jax.analysis.networks import (
     VARIANTS,
@@ -25,7 +25,7 @@ from lra_jax.analysis.networks import (
 from lra_jax.analysis.residual import relative_residual
 from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, renamed
-from lra_jax.files import expand_home
+from lra_jax.files import expand_home, read_json
 from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
 from lra_jax.reports import charts
 from lra_jax.reports.charts import Chart, Panel
@@ -47,6 +47,19 @@ _MEASURE = (
     "||res(X)|| / ||X|| in the composite (1, infinity) norm, with the mean token as "
     "the centre: 0 when all tokens are equal"
 )
+
+
+def figure_2(network: str, weights: str = "init") -> dict[str, list[float]]:
+    """The published curves of a network by variant, 13 numbers each; {} if none.
+
+    Args:
+      network: "bert", "albert" or "xlnet".
+      weights: "init" or "pretrained".
+    """
+    published = read_json(Path(__file__).with_name("published.json"))
+    curves = published.get(f"{network}, {weights}", {})
+    # Missing values are 0 to the precision of the figure.
+    return {name: [*x, *[0.0] * (13 - len(x))] for name, x in curves.items()}
 
 
 def network_curves(
@@ -166,7 +179,7 @@ def initial_sections(
         for name in progress.announce(networks, "networks")
     }
     has_norm = all(v.norm for v in variants.values())
-    printed = {n: published.figure_2(n) if has_norm else {} for n in networks}
+    printed = {n: figure_2(n) if has_norm else {} for n in networks}
     caption = (
         f"Networks at initialisation on random tokens. {_MEASURE}. Lines: means over "
         "initialisations and sequences, one standard deviation shaded."
@@ -224,7 +237,7 @@ def weights_section(
     tokens = zipf_tokens(config.vocab_size, batch_size, length, seed)
     curves = _curves(encoder, tokens, variants, clock)
     is_base = (config.kind, config.num_layers, config.embed_dim) == ("bert", 12, 768)
-    printed = published.figure_2("bert", "pretrained") if is_base else {}
+    printed = figure_2("bert", "pretrained") if is_base else {}
     title = f"{_TITLES[config.kind]} of {config.num_layers} layers"
     parts = _show_network("rank-collapse-bert", title, curves, printed)
     return Section("Trained weights with parts left out", parts)

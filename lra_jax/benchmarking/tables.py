@@ -2,18 +2,30 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lra_jax.benchmarking.cases import FUSED, split_subject
-from lra_jax.benchmarking.published import OF_VIEWS, Published
 from lra_jax.benchmarking.runner import exponent
 from lra_jax.benchmarking.settings import linformer_name
+from lra_jax.files import read_json
 from lra_jax.reports.page import Page, Section
 from lra_jax.reports.table import Table, number
 
 Row = dict[str, Any]
 Cost = Callable[[Row], float]
+Published = Mapping[str, Any]
+
+PUBLISHED: dict[str, list[Published]] = read_json(
+    Path(__file__).with_name("published.json")
+)
+"""The efficiency tables of papers, by the view that shows them with our figures.
+
+Each has a ``source``, ``columns`` (lengths, or Linformer's K) and ``rows`` (named after
+our mechanisms, or lengths), with a figure for each column; None is a cell that the
+paper leaves empty or marks as out of memory.
+"""
 
 
 def steps_per_second(row: Row) -> float:
@@ -158,7 +170,7 @@ def view_sections(view: str, rows: Sequence[Row]) -> list[Section]:
         members = [row for row in rows if row["dtype"] == dtype]
         if view == "decode":
             sections.append(_decoding(members))
-        for table, (work, cost) in zip(OF_VIEWS.get(view, ()), columns, strict=True):
+        for table, (work, cost) in zip(PUBLISHED.get(view, ()), columns, strict=True):
             compare = _linformer if view == "linformer" else _by_length
             chosen = [row for row in members if row["work"] == work]
             if chosen:
@@ -217,14 +229,14 @@ def _by_length(rows: Sequence[Row], table: Published, cost: Cost) -> Section:
     for subject in grid.names:
         lines.append((subject, *grid.cells(subject, text)))
         name = split_subject(subject)[0]
-        if name in table.rows:
+        if name in table["rows"]:
             cells = [_published_cell(table, name, length) for length in grid.lengths]
             lines.append((f"{name}, published", *cells))
     unit = "GB" if cost is gigabytes else "steps/s"
     first = rows[0]
     note = (
         f"{unit}; in brackets, compared with softmax and with {FUSED}. "
-        f"{_our_model(first)} Published: {table.source}"
+        f"{_our_model(first)} Published: {table['source']}"
     )
     heading = f"Compared with the paper: {first['work']}, {unit}, {first['dtype']}"
     return Section(heading, [Table(("attention", *grid.head), lines), note])
@@ -242,10 +254,10 @@ def _our_model(row: Row) -> str:
 
 
 def _published_cell(table: Published, name: str, length: int) -> str:
-    if length not in table.columns:
+    if length not in table["columns"]:
         return "-"
-    column = table.columns.index(length)
-    value, base = table.rows[name][column], table.rows["softmax"][column]
+    column = table["columns"].index(length)
+    value, base = table["rows"][name][column], table["rows"]["softmax"][column]
     if value is None:
         return "out of memory"
     return f"{value:g}" if base is None else f"{value:g} ({value / base:.2g}x)"
@@ -266,14 +278,16 @@ def _linformer(rows: Sequence[Row], table: Published, cost: Cost) -> Section:
             ratios = [f"{x / ours:.2g}" if ours and x else "-" for x in bases]
             cells.append(f"{ratios[0]} ({ratios[1]})" if ours else "-")
         lines.append((f"{length:,}", *cells))
-        theirs = dict(zip(table.columns, table.rows.get(str(length), ()), strict=False))
+        theirs = dict(
+            zip(table["columns"], table["rows"].get(str(length), ()), strict=False)
+        )
         cells = (number(theirs.get(size), "g") for size in features)
         lines.append(("published", *cells))
     dtype = rows[0]["dtype"]
     kind = "memory" if cost is gigabytes else "time"
     text = (
         f"In brackets, {FUSED} over Linformer. {_our_model(rows[0])} Published: "
-        f"{table.source}"
+        f"{table['source']}"
     )
     heading = f"Compared with the paper: {kind}, softmax over Linformer, {dtype}"
     head = ("tokens", *(f"K={size}" for size in features))

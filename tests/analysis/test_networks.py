@@ -8,9 +8,13 @@ import pytest
 from attention.mechanisms import assert_rejects
 from flax import nnx
 
-from lra_jax.analysis import published
 from lra_jax.analysis.bounded_collapse import BoundedCollapse, bounded_collapse
-from lra_jax.analysis.collapse import collapse_curves, compare_networks, network_curves
+from lra_jax.analysis.collapse import (
+    collapse_curves,
+    compare_networks,
+    figure_2,
+    network_curves,
+)
 from lra_jax.analysis.networks import (
     SHAPES,
     VARIANTS,
@@ -39,7 +43,7 @@ def test_curves_at_initialisation_are_the_published_ones(name, optimised):
     curves_by_name = network_curves(
         name, batch_size=1, num_layers=PRINTED_LAYERS, draws=2
     )
-    for variant, printed in published.figure_2(name).items():
+    for variant, printed in figure_2(name).items():
         np.testing.assert_allclose(
             curves_by_name[variant].mean(0), printed[: PRINTED_LAYERS + 1], atol=0.05
         )
@@ -52,7 +56,7 @@ def test_albert_at_initialisation_is_as_published(optimised):
     curves_by_name = network_curves(
         "albert", batch_size=1, num_layers=PRINTED_LAYERS, draws=draws
     )
-    printed = published.figure_2("albert")
+    printed = figure_2("albert")
     start = np.mean([curve[0] for curve in printed.values()])
     assert abs(curves_by_name["attention"][:, 0].mean() - start) < 0.05
     for variant, curve in printed.items():
@@ -62,7 +66,7 @@ def test_albert_at_initialisation_is_as_published(optimised):
 
 def test_a_network_deeper_than_the_published_one_has_a_table():
     curves = {name: np.ones((2, 15)) for name in VARIANTS}
-    printed = {"bert": published.figure_2("bert")}
+    printed = {"bert": figure_2("bert")}
     _, table = compare_networks("rank-collapse", {"bert": curves}, printed, "")
     assert {len(row) for row in table.rows} == {len(table.head)} == {16}
 
