@@ -23,7 +23,7 @@ REFERENCE = {
         *("models.classifier", "models.matching", "models.tokens"),
         *("models.language", "models.generation", "models.decoding"),
         *("models.stream", "models.short_conv"),
-        *("models.product_keys", "models.batch_norm", "models.instance_norm"),
+        *("models.product_keys", "models.norms"),
         *("models.saved", "models.raw", "models.arrays", "models.pretrained"),
     ),
     "configs": ("configs.base", "configs"),

@@ -16,11 +16,6 @@ from lra_jax import cli, files, progress, runtime, signals
 from lra_jax.errors import expected, known, renamed, writable
 from lra_jax.files import expand_home
 
-_SCORES = (
-    *("bits_per_byte", "perplexity", "squared_error", "r2", "f1", "label_accuracy"),
-    *("return", "raw_return"),
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
@@ -54,7 +49,8 @@ def main(args: Sequence[str] | None = None) -> None:
         progress.say(f"loading {config.workdir} ...")
         runtime.configure_jax()
         result = run(config, quiet=False)
-    scores = "".join(f"  {x} {result[x]:.4f}" for x in _SCORES if x in result)
+    others = ("accuracy", "loss", "step", "examples")
+    scores = "".join(f"  {x} {y:.4f}" for x, y in result.items() if x not in others)
     accuracy = f"accuracy {result['accuracy']:.2f} %  " if "accuracy" in result else ""
     print(
         f"{config.split} {accuracy}loss {result['loss']:.4f}{scores}  "

@@ -19,7 +19,7 @@ from flax import nnx
 
 from lra_jax.attention import Mechanism
 from lra_jax.configs import Config, get_preset
-from lra_jax.models.batch_norm import BatchNorm
+from lra_jax.models.norms import BatchNorm
 from lra_jax.training.console import RunConsole
 from lra_jax.training.result import Result
 from lra_jax.training.session import Session

@@ -47,7 +47,10 @@ READERS = {
     "config": ("config.json", lambda file: workdir.read_config(file.parent)),
     "result": ("result.json", lambda file: result.read_result(file.parent)),
     "run": ("config.json", lambda file: read_runs(file.parent)),
-    "model": ("a.json", lambda f: saved.read_digest(f.with_suffix(".safetensors"))),
+    "model": (
+        "a.json",
+        lambda f: saved.read_description(f.with_suffix(".safetensors")),
+    ),
     "weights": ("a.safetensors", arrays.read_arrays),
     "pretrained": ("config.json", pretrained.read_config),
 }

@@ -25,7 +25,7 @@ from lra_jax.models import stream
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
 from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, check_even, rotate
-from lra_jax.models.options import Options, keyword_names, split_options
+from lra_jax.models.options import keyword_names, split_options
 from lra_jax.models.short_conv import ShortConv
 from lra_jax.models.stream import LayerState
 
@@ -131,6 +131,7 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.mechanism = registry.resolve(mechanism, "mechanism")
+        self.projections = self.mechanism.projections
         self.in_features = check_size("in_features", in_features)
         self.max_length, self.dtype = max_length, dtype
         self.own_parameters = own_parameters
@@ -144,8 +145,8 @@ class MultiHeadAttention(nnx.Module):
             check_sides("conv_grid", conv_grid)
         self.conv_grid = conv_grid
         options = dict(options or ())
-        parts = split_options(self.mechanism, options)
-        self.options = Options(*(tuple(part.items()) for part in parts))
+        of_parameters, of_function = split_options(self.mechanism, options)
+        self.function_options = tuple(of_function.items())
         self._set_widths(num_heads, num_kv_heads, qkv_features, options)
         out_features = out_features or in_features
         self._make_layers(out_features, use_bias, gate, rngs)
@@ -157,6 +158,7 @@ class MultiHeadAttention(nnx.Module):
             "head_dim": self.head_dim,
             "layer": layer,
             "num_layers": num_layers,
+            **of_parameters,
         }
         self.parameters = nnx.Dict(self._parameters(offered, rngs))
         self.module: Any = self._make_module(offered, rngs)
@@ -267,7 +269,7 @@ class MultiHeadAttention(nnx.Module):
         if make is None:
             return None
         sizes = _taken_by(make, {**offered, "rngs": rngs})
-        made = make(**sizes, **dict(self.options.parameters))
+        made = make(**sizes)
         if not isinstance(made, nnx.Module) or not callable(made):
             needed = f"{self.mechanism.name!r} to make an nnx.Module with a __call__"
             raise expected("attention", needed, a_thing(made))
@@ -292,7 +294,7 @@ class MultiHeadAttention(nnx.Module):
         if make is None or not self.own_parameters:
             return {}
         sizes = _taken_by(make, {**offered, "dtype": jnp.float32})
-        arrays = make(rngs.params(), **sizes, **dict(self.options.parameters))
+        arrays = make(rngs.params(), **sizes)
         buffers = self.mechanism.buffers
         return {
             name: Buffer(array) if name in buffers else nnx.Param(array)
@@ -303,8 +305,8 @@ class MultiHeadAttention(nnx.Module):
     def keywords(self) -> dict[str, Any]:
         """The non-array keywords of every call of the mechanism."""
         both = {"max_length": self.max_length, "is_causal": self.is_causal}
-        options = dict(self.options.function)
-        return {n: v for n, v in both.items() if self.accepts(n)} | options
+        taken = {name: x for name, x in both.items() if self.accepts(name)}
+        return taken | dict(self.function_options)
 
     def accepts(self, keyword: str) -> bool:
         """Whether the mechanism's function takes this keyword."""
@@ -596,11 +598,6 @@ class MultiHeadAttention(nnx.Module):
         """``norm(memory + W_o summary)``; without a memory, ``norm(W_o summary)``."""
         added = self.memory_out(summary.reshape(*summary.shape[:-2], -1))
         return self.memory_norm(added if memory is None else memory + added)
-
-    @property
-    def projections(self) -> tuple[str, ...]:
-        """The dense projections that the mechanism uses."""
-        return self.mechanism.projections
 
     def _heads(
         self,

@@ -14,10 +14,8 @@ from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.attention.masking import check_mask
 from lra_jax.errors import expected, within
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.batch_norm import BatchNorm
 from lra_jax.models.config import ModelConfig, Norm, parse_options
 from lra_jax.models.inputs import embed_inputs, make_inputs, make_positions
-from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.intermediates import is_captured, sow
 from lra_jax.models.layers import (
     Dropout,
@@ -27,6 +25,7 @@ from lra_jax.models.layers import (
     take_rows,
 )
 from lra_jax.models.mlp import MLPS
+from lra_jax.models.norms import BatchNorm, InstanceNorm
 from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.parts import make_part
 from lra_jax.models.patches import Merge, any_real
@@ -374,29 +373,20 @@ class TransformerEncoder(VectorEncoder):
         if hidden is not None:
             check_shape("hidden", hidden, "B T", batch, length)
         documents = self._documents(tokens, segment_ids)
-        if in_place or mask is None or documents is not None or config.grid is not None:
-            return self._encode(tokens, mask, rngs, segment_ids, documents, hidden)
-        mask = jnp.broadcast_to(mask, (batch, length))
-        order, back = order_real_first(mask)
-        hidden = None if hidden is None else reorder(hidden, order)
-        tokens, mask = reorder(tokens, order), reorder(mask, order)
-        x = self._encode(tokens, mask, rngs, hidden=hidden)
-        front = x.shape[1] - length  # The class vector's row stays.
-        return jnp.concatenate([x[:, :front], reorder(x[:, front:], back)], 1)
-
-    def _encode(
-        self,
-        tokens: jax.Array,
-        mask: jax.Array | None,
-        rngs: nnx.Rngs | None,
-        segment_ids: jax.Array | None = None,
-        documents: packed.Packed | None = None,
-        hidden: jax.Array | None = None,
-    ) -> jax.Array:
-        """A call with checked arguments, and tokens where they are."""
+        back = None
+        stays = in_place or documents is not None or config.grid is not None
+        if mask is not None and not stays:
+            mask = jnp.broadcast_to(mask, (batch, length))
+            order, back = order_real_first(mask)
+            hidden = None if hidden is None else reorder(hidden, order)
+            tokens, mask = reorder(tokens, order), reorder(mask, order)
         mask = packed.hide_padding(mask, documents)
         x, mask = self._embed(tokens, mask, documents, hidden)
-        return self.encode(x, mask, rngs, segment_ids)
+        x = self.encode(x, mask, rngs, segment_ids)
+        if back is None:
+            return x
+        front = x.shape[1] - length  # The class vector's row stays.
+        return jnp.concatenate([x[:, :front], reorder(x[:, front:], back)], 1)
 
     def _embed(
         self,

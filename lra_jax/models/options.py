@@ -1,6 +1,5 @@
 """A user's options of a mechanism, sorted by where they belong."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -12,14 +11,6 @@ from lra_jax.errors import known
 
 # Passed to a mechanism by a module itself, this one or Flax's; never set by the user.
 _OWN = {"mask", "query_mask", "max_length", "is_causal", "deterministic"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options as pairs: those of a mechanism's parameters and of its function."""
-
-    parameters: tuple[tuple[str, Any], ...]
-    function: tuple[tuple[str, Any], ...]
 
 
 def split_options(

@@ -36,11 +36,11 @@ from lra_jax.errors import (
 from lra_jax.files import expand_home, parse_json, read_bytes, read_json
 from lra_jax.models.arrays import read_arrays
 from lra_jax.models.attention import MultiHeadAttention
-from lra_jax.models.batch_norm import RunningMean
 from lra_jax.models.encoder import EncoderBlock
 from lra_jax.models.inputs import check_range, embed_inputs
 from lra_jax.models.layers import Dropout, LayerNorm
 from lra_jax.models.mlp import Mlp
+from lra_jax.models.norms import RunningMean
 from lra_jax.models.padding import order_real_first, reorder
 from lra_jax.models.saved import FILE, Saved, own_sizes
 
@@ -210,9 +210,7 @@ class PretrainedEncoder(nnx.Module):
     ):
         self.config = config
         if dict(options or ()).get("sharing") == "layerwise":
-            needed = (
-                "another, since each block of a pretrained model has its own arrays"
-            )
+            needed = "another value for a pretrained model, whose blocks share nothing"
             raise expected("sharing", needed, "'layerwise'")
         width = config.embed_dim
         rows = config.max_length + _FAMILIES[config.kind].unused
@@ -292,28 +290,16 @@ class PretrainedEncoder(nnx.Module):
         if token_types is not None:
             check_shape("token_types", token_types, "B T", batch, length)
             check_range("token_types", token_types, config.token_types - 1, "types")
-        if mask is None:
-            return self._states(tokens, None, rngs, token_types)
-        mask = jnp.broadcast_to(mask, tokens.shape)
-        order, back = order_real_first(mask)
-        if token_types is not None:
-            token_types = reorder(token_types, order)
-        tokens, mask = reorder(tokens, order), reorder(mask, order)
-        states = self._states(tokens, mask, rngs, token_types)
-        return [reorder(state, back) for state in states]
-
-    def _states(
-        self,
-        tokens: jax.Array,
-        mask: jax.Array | None,
-        rngs: nnx.Rngs | None,
-        token_types: jax.Array | None,
-    ) -> list[jax.Array]:
-        """`hidden_states` of checked arguments, with padding at the end of rows."""
-        config = self.config
+        back = None
+        if mask is not None:
+            mask = jnp.broadcast_to(mask, tokens.shape)
+            order, back = order_real_first(mask)
+            tokens, mask = reorder(tokens, order), reorder(mask, order)
+            if token_types is not None:
+                token_types = reorder(token_types, order)
         first = _FAMILIES[config.kind].unused
         x = embed_inputs(self.embed, tokens)
-        x = x + self.positions[...][None, first : first + tokens.shape[1]]
+        x = x + self.positions[...][None, first : first + length]
         if self.token_types is not None:
             types = jnp.zeros_like(tokens) if token_types is None else token_types
             x = x + self.token_types[...][types]
@@ -323,7 +309,7 @@ class PretrainedEncoder(nnx.Module):
             states.append(block(states[-1], mask, rngs))
         if config.is_decoder:
             states[-1] = self.norm(states[-1])
-        return states
+        return states if back is None else [reorder(state, back) for state in states]
 
 
 def from_softmax(
@@ -474,31 +460,25 @@ def _convert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray
         for ours, name in family.norms.items():
             arrays |= _norm(weights, f"{theirs}.{name}", f"{block}.{ours}")
         for ours, name in family.dense.items():
-            places, shapes = ours.split(), ((), ())
-            if len(places) > 1:
-                width = len(places) * config.embed_dim
-                shapes = (config.embed_dim, width), (width,)
-            kernel = _take(weights, f"{theirs}.{name}.weight", *shapes[0])
+            kernel = _take(weights, f"{theirs}.{name}.weight")
             kernel = kernel.T if family.is_transposed else kernel
-            bias = _take(weights, f"{theirs}.{name}.bias", *shapes[1])
-            parts = (np.split(x, len(places), axis=-1) for x in (kernel, bias))
-            for place, one, other in zip(places, *parts, strict=True):
-                arrays[f"{block}.{place}.kernel"] = one
-                arrays[f"{block}.{place}.bias"] = other
+            bias = _take(weights, f"{theirs}.{name}.bias")
+            places = ours.split()
+            for part, x in {"kernel": kernel, "bias": bias}.items():
+                split = np.split(x, len(places), axis=-1)
+                for place, one in zip(places, split, strict=True):
+                    arrays[f"{block}.{place}.{part}"] = one
     return arrays
 
 
-def _take(weights: Weights, name: str, *shape: int) -> np.ndarray:
-    """Takes an array, in float32; of this shape, if one is passed."""
+def _take(weights: Weights, name: str) -> np.ndarray:
+    """Takes an array, in float32."""
     if name not in weights:
         raise expected("model.safetensors", f"an array {name}", "none")
     array = weights.pop(name)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         needed = f"{name} of a floating dtype, not quantised"
         raise expected("model.safetensors", needed, array.dtype)
-    if shape and array.shape != shape:
-        needed = f"{name} of shape {shape}"
-        raise expected("model.safetensors", needed, array.shape)
     return array.astype(np.float32)
 
 

@@ -111,7 +111,7 @@ class Saved:
         if "scale" in self.raw:
             mean, deviation = self.raw["scale"]
             numbers = scores[:, 0].astype(np.float64) * deviation + mean
-            return Prediction(numbers, np.empty((len(rows), 0)))
+            return Prediction(numbers, np.empty((len(rows), 0), np.float32))
         if self.raw.get("several"):
             chances = np.asarray(jax.nn.sigmoid(scores))
             return Prediction((chances > 0.5).astype(np.int32), chances)
@@ -288,39 +288,38 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
     Raises:
       ValueError: there is no such file, or it does not fit this version of the package.
     """
-    path, described = _read(run_or_file)
+    file = read_description(run_or_file)
     is_run = expand_home(run_or_file, "run").is_dir()
-    code = own_code.prefer_copies(path.parent) if allow_code and is_run else None
+    code = own_code.prefer_copies(file.arrays.parent) if allow_code and is_run else None
     with code or contextlib.nullcontext():
-        with _described(path):
-            make = maker(described["model"], allow_code)
-            about = described["about"]
+        with _described(file.arrays):
+            make = maker(file.model, allow_code)
         graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
     like = nnx.to_pure_dict(nnx.filter_state(state, (nnx.Param, Buffer)))
-    nnx.replace_by_pure_dict(state, arrays.load_arrays(path, like))
+    nnx.replace_by_pure_dict(state, arrays.load_arrays(file.arrays, like))
     model = nnx.merge(graphdef, state)
-    return Saved(model, model.encoder.config, described["raw"], about)
+    return Saved(model, model.encoder.config, file.raw, file.about)
 
 
-def read_kind_and_raw(run_or_file: str | os.PathLike[str]) -> tuple[str, Raw]:
-    """The name of a model's class, and how raw examples become tokens; see `load`."""
-    path, described = _read(run_or_file)
-    with _described(path):
-        return described["model"]["kind"], described["raw"]
+class Description(NamedTuple):
+    """A saved model, without its arrays.
+
+    Attributes:
+      arrays: their file, which `load` reads without a run's own code.
+      kind: the name of the model's class.
+      model: its class, sizes and settings, as of `describe`.
+      raw, about: see `Saved`.
+    """
+
+    arrays: Path
+    kind: str
+    model: dict[str, Any]
+    raw: Raw
+    about: Mapping[str, Any]
 
 
-def arrays_of(run_or_file: str | os.PathLike[str]) -> Path:
-    """The file of a model's arrays, which `load` reads without a run's own code."""
-    return _read(run_or_file)[0]
-
-
-def read_digest(run_or_file: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a model's arrays, without loading them; see `load`."""
-    return seals.sha256(arrays_of(run_or_file))
-
-
-def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
-    """The path of a model's arrays, and the description next to it."""
+def read_description(run_or_file: str | os.PathLike[str]) -> Description:
+    """Reads what is beside the arrays of a model; errors as of `load`."""
     path = expand_home(run_or_file, "run")
     if not path.exists():
         needed = f"a run directory with {FILE}, or NAME.safetensors"
@@ -347,8 +346,9 @@ def _read(run_or_file: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
             path.exists() and described["arrays"] == seals.sha256(path)
         ):
             raise expected(str(path), "the arrays that were written", "others")
-        check_raw(described["raw"])
-    return path, described
+        model, raw, about = (described[x] for x in ("model", "raw", "about"))
+        check_raw(raw)
+        return Description(path, model["kind"], model, raw, about)
 
 
 @contextlib.contextmanager
@@ -404,13 +404,7 @@ def own_sizes(model: Any) -> dict[str, int]:
       ValueError: it is not one of this package's models.
     """
     if not is_known(model):
-        needed = f"one of {', '.join(_KINDS)}"
-        if isinstance(model, nnx.Module):
-            needed += " (`save_arrays` takes the state of others)"
-        got = a_thing(model)
-        if isinstance(model, Saved):
-            got += ", whose attribute `model` is one"
-        raise expected("model", needed, got)
+        raise expected("model", f"one of {', '.join(_KINDS)}", a_thing(model))
     if isinstance(model, DecisionTransformer):
         widths = {"state_dim": model.states, "action_dim": model.actions}
         sizes = {name: layer.in_features for name, layer in widths.items()}
@@ -492,9 +486,8 @@ def _batch(rows: list[list[np.ndarray]], width: int) -> list[np.ndarray]:
     """Tokens `[B, width]` and lengths `[B]` of each of the sequences."""
     batch = []
     for sequences in zip(*rows, strict=True):
-        shape, is_real = sequences[0].shape[1:], sequences[0].dtype.kind == "f"
-        dtype = np.float32 if is_real else np.int32
-        tokens = np.zeros((len(rows), width, *shape), dtype)
+        dtype = np.float32 if sequences[0].dtype.kind == "f" else np.int32
+        tokens = np.zeros((len(rows), width, *sequences[0].shape[1:]), dtype)
         for row, sequence in zip(tokens, sequences, strict=True):
             row[: len(sequence)] = sequence
         lengths = np.array([len(sequence) for sequence in sequences], np.int32)

@@ -10,7 +10,7 @@ continuations, or index its first axis to take a sample out of a batch.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 
 from lra_jax.attention.inputs import check_shape
 from lra_jax.attention.masking import check_mask, next_position
+from lra_jax.attention.mechanism import Mechanism
 from lra_jax.attention.registry import accepted_keywords
 from lra_jax.attention.streams import show_shapes
 from lra_jax.errors import expected
@@ -38,8 +39,31 @@ class LayerState(NamedTuple):
     __repr__ = show_shapes
 
 
-Layer = Any
-"""A `MultiHeadAttention`, which imports this module."""
+class Layer(Protocol):
+    """What a stream uses of a `MultiHeadAttention`, which imports this module."""
+
+    mechanism: Mechanism
+    in_features: int
+    max_length: int | None
+    short_conv: int
+    is_causal: bool
+    rotary: bool
+
+    @property
+    def keywords(self) -> dict[str, Any]: ...
+
+    def project(
+        self, inputs: jax.Array, context: jax.Array, query_mask: Any, mask: Any
+    ) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+
+    def make_arrays(
+        self, inputs: jax.Array, context: jax.Array
+    ) -> dict[str, jax.Array]: ...
+
+    def finish(
+        self, out: jax.Array, value: jax.Array, inputs: jax.Array
+    ) -> jax.Array: ...
+
 
 # Keywords of the whole form that a prefill need not take.
 _OF_WHOLE = {"is_causal", "max_length", "mask", "query_mask"}

@@ -70,10 +70,11 @@ class Group:
 
     @property
     def budget(self) -> tuple[int, str]:
-        """How many examples training showed, and the hash of the data: rows of other
-        budgets cannot be compared."""
+        """How many examples training showed, in the run that it started from as well,
+        and the hash of the data: rows of other budgets cannot be compared."""
         train = self.config.train
-        return train.steps * train.batch_size, self.fingerprint
+        before = max(int(result.shown_before or 0) for result in self.results)
+        return train.steps * train.batch_size + before, self.fingerprint
 
     @property
     def speed_kind(self) -> str:

@@ -18,7 +18,7 @@ from lra_jax.data.language import labelled, vocabularies
 from lra_jax.errors import InputError, expected, renamed, within
 from lra_jax.models import MaskedLM, SequenceClassifier, load
 from lra_jax.models.config import parse_options
-from lra_jax.models.saved import arrays_of, read_kind_and_raw
+from lra_jax.models.saved import read_description
 from lra_jax.tasks.base import (
     Batch,
     Sums,
@@ -202,10 +202,10 @@ def prepare_texts(
     vocabulary = None
     if checkpoint is not None:
         with _of_checkpoint():
-            kind, raw = read_kind_and_raw(checkpoint)
-        _check_masked(kind)
+            file = read_description(checkpoint)
+        _check_masked(file.kind)
         with _of_checkpoint():
-            vocabulary = vocabularies.from_raw(raw)
+            vocabulary = vocabularies.from_raw(file.raw)
     return labelled.prepare(
         data_dir,
         path=path,
@@ -231,7 +231,7 @@ def make_finetuned(
     with _of_checkpoint():
         # Only the settings of this run may name code, and never that of the folder.
         named = ":" in config.attention or bool(config.model.own_parts)
-        saved = load(arrays_of(data.checkpoint), allow_code=named)
+        saved = load(read_description(data.checkpoint).arrays, allow_code=named)
     _check_masked(type(saved.model).__name__)
     size = saved.model.encoder.vocab_size
     if size < dataset.vocab_size:

@@ -3,8 +3,8 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -17,27 +17,17 @@ from lra_jax.training.machine import peak_memory
 from lra_jax.training.trainer import Trainer
 
 _STEPS = 12
-_SECONDS = 60  # No more steps are timed after this, in all parts together.
-_OF = {"pretrain": " of pretraining", "train": " of training"}
-
-
-class _Cost(NamedTuple):
-    """Seconds of the steps of one part of a run."""
-
-    cold: float  # the first steps of each batch shape, which compile
-    warm: list[float]
-    token: float  # a warm step's time for the tokens of an average example
-    programs: int
+_SECONDS = 60  # No more steps are timed after this.
 
 
 def estimate(
     trainer: Trainer, say: Callable[[str], None] = lambda line: None
 ) -> dict[str, str]:
-    """Times some steps of each part of a run, and estimates in words what all cost.
+    """Times some training steps, and estimates in words what all steps cost.
 
-    The parts are pretraining and training. The first step of each batch shape compiles;
-    it is done twice. The first steps of a run may have shorter sequences than the
-    others, so time is scaled by the number of tokens. The trainer cannot be used
+    The first step of each batch shape compiles; it is done twice. The first steps of a
+    run may have shorter sequences than the others, so time is scaled by the number of
+    tokens. Steps of pretraining count like those on labels. The trainer cannot be used
     afterwards, because its state and data have advanced.
 
     Args:
@@ -47,71 +37,52 @@ def estimate(
     train, work = trainer.config.train, trainer.tokens_before
     first = itertools.islice(trainer.data, min(_STEPS, train.steps))
     batches = [sharding.shard_batch(trainer.mesh, batch) for batch in first]
-    # No other array is larger than the tokens, padding included.
-    longest = max(batches, key=lambda x: max(a.size for a in jax.tree.leaves(x)))
-    border = min(train.steps, trainer.config.pretrain.steps)
-    spans = {"pretrain": (0, border), "train": (border, train.steps)}
-    spans = {part: (begin, end) for part, (begin, end) in spans.items() if begin < end}
-    costs, total = {}, 0.0
-    for part, (begin, end) in spans.items():
-        costs[part] = _cost(trainer, begin, batches, _SECONDS / len(spans), say)
-        total += costs[part].token * (work(end) - work(begin))
-    mean = total / train.steps
-    cold = sum(cost.cold for cost in costs.values())
+    cold, warm = _time_steps(trainer, batches, say)
+    token = sum(warm) / work(len(warm))  # For the tokens of an average example.
+    steps = token * work(train.steps)
     # Only the forward pass: a third of a step's arithmetic.
     count = trainer.dataset.num_examples("valid") / train.batch_size
     length = float(trainer.dataset.lengths("valid").mean())
-    evaluation = [*costs.values()][-1].token / 3 * count * length
-    total += cold + math.ceil(train.steps / train.eval_every) * evaluation
-    programs = sum(cost.programs for cost in costs.values())
-    plural = "program" if programs == 1 else "programs"
+    evaluation = token / 3 * count * length
+    total = sum(cold) + steps + math.ceil(train.steps / train.eval_every) * evaluation
+    # No other array is larger than the tokens, padding included.
+    longest = max(batches, key=lambda x: max(a.size for a in jax.tree.leaves(x)))
     peak = peak_memory()
     size = peak["peak_memory_bytes"] / 2**20
     return {
-        "a step": f"{_in_words(costs)}, about {mean:.3g} s on average over all",
+        "a step": (
+            f"{sum(warm) / len(warm):.3g} s on average over the first {len(warm)}, "
+            f"about {steps / train.steps:.3g} s on average over all"
+        ),
         "arithmetic": _flops(trainer, longest),
-        "compiling": f"{cold:.1f} s ({programs} {plural})",
+        "compiling": f"{sum(cold):.1f} s ({len(cold)} program{'s' * (len(cold) > 1)})",
         "total": f"about {format_seconds(total)}, evaluations included",
         "memory": f"{size:,.0f} MiB ({peak['peak_memory_kind']})",
     }
 
 
-def _cost(
-    trainer: Trainer,
-    step: int,
-    batches: Sequence[Any],
-    seconds: float,
-    say: Callable[[str], None],
-) -> _Cost:
-    """Times the part of a run that a step belongs to, on the first batches."""
-    cold, warm, seen = 0.0, [], set()
+def _time_steps(
+    trainer: Trainer, batches: list[Any], say: Callable[[str], None]
+) -> tuple[list[float], list[float]]:
+    """Seconds of the steps that compile, and of the others."""
+    cold, warm = {}, []
     start = time.perf_counter()
     for batch in batches:
-        if shapes(batch) not in seen:
+        if shapes(batch) not in cold:
             say(f"compiling for batches of {size_in_words(batch)} ...")
-            cold += _timed(trainer, step, batch)
-            seen.add(shapes(batch))
-        warm.append(_timed(trainer, step, batch))
+            cold[shapes(batch)] = _timed(trainer, batch)
+        warm.append(_timed(trainer, batch))
         say(f"timed step {len(warm)} of {len(batches)}: {warm[-1]:.3g} s")
-        if time.perf_counter() - start > seconds:
+        if time.perf_counter() - start > _SECONDS:
             break
-    token = sum(warm) / trainer.tokens_before(len(warm))
-    return _Cost(cold, warm, token, len(seen))
+    return [*cold.values()], warm
 
 
-def _timed(trainer: Trainer, step: int, batch: Any) -> float:
+def _timed(trainer: Trainer, batch: Any) -> float:
     start = time.perf_counter()
-    trainer.advance(step, batch)
+    trainer.advance(trainer.config.pretrain.steps, batch)
     jax.block_until_ready(trainer.state.step)
     return time.perf_counter() - start
-
-
-def _in_words(costs: dict[str, _Cost]) -> str:
-    """The mean time of a step of each part."""
-    means = {part: sum(cost.warm) / len(cost.warm) for part, cost in costs.items()}
-    words = [f"{x:.3g} s" + _OF[part] * (len(means) > 1) for part, x in means.items()]
-    count = max(len(cost.warm) for cost in costs.values())
-    return f"{', '.join(words)} on average over the first {count}"
 
 
 def _flops(trainer: Trainer, batch: Any) -> str:

@@ -8,12 +8,11 @@ from typing import Any, Self
 
 import jax
 
-from lra_jax import seals
 from lra_jax.signals import StopRequest
 from lra_jax.training import hosts, sharding
 from lra_jax.training.console import RunConsole
 from lra_jax.training.meter import Meter
-from lra_jax.training.metrics import MetricsWriter, changed_metrics, read_metrics
+from lra_jax.training.metrics import MetricsWriter, lost_reports
 from lra_jax.training.profile import Profile
 from lra_jax.training.tracking import Tracker
 from lra_jax.training.trainer import NonFiniteLoss, Stopped, Trainer
@@ -69,16 +68,15 @@ class _Loop:
 
     def __init__(self, trainer: Trainer, console: RunConsole, tracker: Tracker | None):
         self.trainer, self.console, self.config = trainer, console, trainer.config
-        step, workdir = trainer.step, trainer.workdir
-        seal, writes = trainer.checkpoints.seal, hosts.is_writer()
+        step, workdir, writes = trainer.step, trainer.workdir, hosts.is_writer()
         console.start = step
         if step:
             console.line(f"resuming from step {step}")
-            lost = changed_metrics(workdir, step, self.config.train.log_every, seal)
+            lost = lost_reports(workdir, step, self.config.train.log_every)
             if lost:
                 console.line(lost)
         self.meter = Meter(step, trainer.progress.seconds)
-        validated = seal.get("validated", False)
+        validated = trainer.checkpoints.seal.get("validated", False)
         self.metrics = MetricsWriter(workdir, step, validated, writes, tracker)
         self.profile = Profile(workdir if self.config.profile and writes else None)
         self.stop = StopRequest(alone=jax.process_count() == 1)
@@ -191,7 +189,6 @@ class _Loop:
             progress = trainer.progress._replace(seconds=self.meter.seconds)
             trainer.progress = progress
             about = {"validated": validated, "origins": trainer.origins}
-            about["metrics"] = seals.digest(read_metrics(trainer.workdir))
             trainer.checkpoints.save_latest(
                 step, trainer.state, progress, trainer.data, about
             )

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lra_jax import seals
 from lra_jax.data.checks import shortened
 from lra_jax.errors import expected
 from lra_jax.files import parse_json, read_bytes, write_text
@@ -143,21 +142,10 @@ def missing_reports(lines: Iterable[Mapping[str, Any]], steps: int, every: int) 
     return f"expected {needed}, got {got}"
 
 
-def changed_metrics(
-    workdir: Path, step: int, every: int, seal: Mapping[str, Any]
-) -> str:
-    """One line on which metrics a run that resumes from a step has lost; empty if none.
-
-    There is a report ``every`` few steps; the checkpoint's seal has a digest of them.
-    """
-    path = workdir / FILE
-    lines = kept_metrics(workdir, step, seal.get("validated", False))
-    lost = missing_reports(lines, step, every)
-    if lost:
-        return f"{path}: {lost}; the others are kept"
-    if seal.get("metrics") in (None, seals.digest(lines)):
-        return ""
-    return f"{path}: expected the lines as written, got others; they are kept"
+def lost_reports(workdir: Path, steps: int, every: int) -> str:
+    """One line on the reports that a run has lost, of so many steps; empty if none."""
+    lost = missing_reports(read_metrics(workdir), steps, every)
+    return lost and f"{workdir / FILE}: {lost}; the others are kept"
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:

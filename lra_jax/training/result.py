@@ -46,6 +46,7 @@ class Result:
       validation: "test" if the test split itself served as validation split.
       steps_per_second: the median of the reports; ``steps_per_second_kind`` is "cold"
         if it includes compilation, else "warm".
+      shown_before: examples on which the model of ``--data.checkpoint`` was trained.
       data_wait: the share of the training time spent waiting for a batch.
       seconds: of all sessions, evaluations and saves included.
       device, commit: of a run resumed elsewhere all of them, joined by "; ".
@@ -75,6 +76,7 @@ class Result:
     best_by: str = "accuracy"
     validation: str = "holdout"
     steps: Count
+    shown_before: Amount | None = None
     steps_per_second: Amount
     steps_per_second_kind: str = "warm"
     data_wait: Amount | None = None

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import jax
 
-from lra_jax import own_code
+from lra_jax import own_code, seals
 from lra_jax.configs import Config, get_preset
 from lra_jax.errors import InputError, expected
 from lra_jax.files import expand_home
@@ -18,7 +18,7 @@ from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole
 from lra_jax.training.loop import fit
 from lra_jax.training.machine import commit, describe_devices, peak_memory, versions
-from lra_jax.training.metrics import changed_metrics, read_metrics
+from lra_jax.training.metrics import lost_reports, read_metrics
 from lra_jax.training.optimizer import make_optimizer
 from lra_jax.training.restore import export
 from lra_jax.training.result import Result, read_result, write_result
@@ -129,7 +129,7 @@ class Session:
 
     def _warn_of_losses(self, steps: int) -> None:
         """Names the files that a finished run has lost; it is not trained again."""
-        line = changed_metrics(self.workdir, steps, self.config.train.log_every, {})
+        line = lost_reports(self.workdir, steps, self.config.train.log_every)
         if line:
             self.console.line(line)
         model = self.workdir / saved.FILE
@@ -160,7 +160,9 @@ class Session:
         fingerprint = self.dataset.fingerprint
         data = self.config.data
         starts = [getattr(data, name) for name in data.start_fields]
-        digests = [saved.read_digest(start) for start in starts if start is not None]
+        files = [saved.read_description(x) for x in starts if x is not None]
+        digests = [seals.sha256(file.arrays) for file in files]
+        self._shown_before = sum(map(_examples_shown, files)) or None
         workdirs.open_workdir(
             self.workdir, self.config, fingerprint, started_from=",".join(digests)
         )
@@ -201,6 +203,7 @@ class Session:
             best_by=config.train.best_by,
             validation="test" if config.data.chosen_on_test else "holdout",
             steps=trainer.step,
+            shown_before=self._shown_before,
             **self._pace(),
             seconds=progress.seconds,
             parameters=trainer.num_parameters,
@@ -257,6 +260,12 @@ class Session:
             "steps_per_second_kind": "warm",
             "data_wait": statistics.median_high(line["data_wait"] for line in lines),
         }
+
+
+def _examples_shown(file: saved.Description) -> int:
+    """The examples on which a saved model was trained, as far as its file tells."""
+    train = file.about.get("config", {}).get("train", {})
+    return train.get("steps", 0) * train.get("batch_size", 0)
 
 
 def default_workdir(config: Config) -> Path:

@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 from jax.core import Tracer
 
-from lra_jax.models.batch_norm import RunningMean
+from lra_jax.models.norms import RunningMean
 from lra_jax.tasks.base import Batch, Sums
 from lra_jax.training.optimizer import renew
 

@@ -8,7 +8,7 @@ from attention.mechanisms import assert_close
 from flax import nnx
 
 from lra_jax.models import SequenceClassifier
-from lra_jax.models.batch_norm import BatchNorm, RunningMean
+from lra_jax.models.norms import BatchNorm, RunningMean
 
 RNG = np.random.default_rng(0)
 SCALE, BIAS = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, -1.0])

@@ -7,7 +7,7 @@ from attention.mechanisms import assert_close
 from flax import nnx
 
 from lra_jax.models import SequenceClassifier
-from lra_jax.models.instance_norm import InstanceNorm
+from lra_jax.models.norms import InstanceNorm
 
 RNG = np.random.default_rng(0)
 

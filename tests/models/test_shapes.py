@@ -15,9 +15,8 @@ from lra_jax.models import (
     TokenClassifier,
     TransformerEncoder,
 )
-from lra_jax.models.batch_norm import BatchNorm
-from lra_jax.models.instance_norm import InstanceNorm
 from lra_jax.models.mlp import Mlp
+from lra_jax.models.norms import BatchNorm, InstanceNorm
 
 SIZES: dict[str, Any] = {"num_layers": 1, "embed_dim": 8, "mlp_dim": 8, "max_length": 6}
 X = jnp.ones((2, 6, 8))

@@ -128,6 +128,15 @@ def test_unequal_budgets_are_said(
     assert (r"\mathbf{30.00}" in latex) == (not part)
 
 
+def test_examples_before_fine_tuning_count(tmp_path: Path) -> None:
+    train = {"steps": 30, "batch_size": 32, "warmup": 1}
+    make_run(tmp_path / "a", 30.0, compact("softmax", train=train))
+    tuned = compact("flow", train=train)
+    make_run(tmp_path / "b", 20.0, tuned, shown_before=1000)
+    budgets = {x.config.attention: x.budget[0] for x in groups_in(tmp_path)}
+    assert budgets == {"softmax": 960, "flow": 1960}
+
+
 def test_a_suite_says_which_budgets_differ(tmp_path: Path) -> None:
     make_suite_run(tmp_path / "a", "parity", "delta", 60.0, 50.0)
     long = {"train": {"steps": 10_000}}

@@ -155,7 +155,9 @@ def test_a_classifier_begins_with_the_checkpoint(pretrained, table, tmp_path):
     loaded = nnx.state(saved.model.encoder, nnx.Param)
     arrays = nnx.state(model.encoder, nnx.Param)
     jax.tree.map(np.testing.assert_array_equal, arrays, loaded)
-    assert train.run(config, quiet=True)["test_examples"] == 6
+    tuned = train.run(config, quiet=True)
+    assert tuned["test_examples"] == 6
+    assert tuned["shown_before"] == TRAIN["steps"] * TRAIN["batch_size"]
 
 
 def test_a_checkpoint_that_was_trained_again(pretrained, table, tmp_path):

@@ -44,39 +44,17 @@ def test_the_arithmetic_is_that_of_the_longest_batch(
     config = helpers.tiny(data_dir, tmp_path, data={"buckets": "20,30,40,60"})
     seen: dict[str, list[int]] = {"timed": [], "counted": []}
 
-    def cost(trainer, step, batches, *_):
-        seen["timed"] += [batch["tokens"].shape[1] for batch in batches]
-        return dry_run._Cost(1.0, [1.0], 1.0, 1)
+    def timed(trainer, batch):
+        seen["timed"].append(batch["tokens"].shape[1])
+        return 1.0
 
     def flops(trainer, batch):
         seen["counted"].append(batch["tokens"].shape[1])
         return ""
 
-    monkeypatch.setattr(dry_run, "_cost", cost)
+    monkeypatch.setattr(dry_run, "_timed", timed)
     monkeypatch.setattr(dry_run, "_flops", flops)
     with Session(config, quiet=True, dry=True) as session:
         dry_run.estimate(session.trainer)
     assert seen["counted"] == [max(seen["timed"])]
     assert seen["timed"][0] < max(seen["timed"])
-
-
-def test_each_part_of_a_run_has_its_own_price(data_dir, dataset, tmp_path) -> None:
-    """Three steps of pretraining, and five with labels."""
-    config = helpers.tiny(
-        data_dir,
-        tmp_path,
-        train={"steps": 8, "warmup": 1, "length_warmup": ""},
-        pretrain={"steps": 3},
-        data={"buckets": "60"},
-    )
-    with Session(config, quiet=True, dry=True) as session:
-        said: list[str] = []
-        facts = dry_run.estimate(session.trainer, said.append)
-    assert "(2 programs)" in facts["compiling"]
-    timed = [line.partition(":")[0] for line in said if line.startswith("timed")]
-    assert timed == [f"timed step {n} of 8" for n in range(1, 9)] * 2
-    times = re.findall(r"([\d.e-]+) s(?: of (\w+),?)? ", facts["a step"])
-    (*parts, (mean, _)) = times
-    assert [name for _, name in parts] == ["pretraining", "training"]
-    seconds = [float(one) for one, _ in parts]
-    assert min(seconds) * 0.5 < float(mean) < max(seconds) * 2

@@ -11,7 +11,7 @@ from run_helpers import losses, reference_means, trainer, use_one_device
 
 from lra_jax.attention import registry
 from lra_jax.models import Buffer
-from lra_jax.models.batch_norm import RunningMean
+from lra_jax.models.norms import RunningMean
 from lra_jax.training import fit, sharding
 from lra_jax.training.console import RunConsole
 from lra_jax.training.step import zero_sums
