@@ -85,14 +85,14 @@ train --train.steps=0 ~ --train.steps: expected a positive int, got 0
 train --train.steps=9 --train.warmup=9 ~ --train.warmup: expected less than
 train --train.adam_b1=1 ~ --train.adam_b1: expected a number in [0, 1)
 train --preset=compact --train.seq_devices=2 --attention=softmax ~ expected one of lin
-train --train.length_warmup=128:2 ~ length_warmup: expected LENGTH:FRACTION
-train --train.curriculum=100:0.5,50:0.6 ~ curriculum: expected LENGTH:FRACTION
-train --model.num_heads=3 ~ num_heads: expected a divisor of
+train --train.length_warmup=128:2 ~ --train.length_warmup: expected LENGTH:FRACTION
+train --train.curriculum=100:0.5,50:0.6 ~ --train.curriculum: expected LENGTH:FRACTION
+train --model.num_heads=3 ~ --model.num_heads: expected a divisor of
 train --model.num_layers=1001 ~ --model.num_layers: expected 1 to 1000, got 1001
 train --model.max_length=10 ~ --model.max_length: expected at least 2000
 train --data.max-length=2001 ~ --model.max_length: expected at least 2001
 train --task=image --model.max_length=10 ~ --model.max_length: expected at least 1024
-train --model.positions=learned_2d ~ positions: expected images
+train --model.positions=learned_2d ~ --model.positions: expected images
 train --model.positions=rotary --attention=fnet ~ rotary: expected
 train --model.short_conv=-1 ~ --model.short_conv: expected
 train --model.mlp=product_key --model.mlp_options=key=3 ~ option of mlp
@@ -100,7 +100,7 @@ train --model.mlp=product_key --model.mlp_options=keys=4,top=5 ~ top: expected a
 train --model.hybrid=hgrn, ~ --model.hybrid: expected one of
 train --model.hybrid=hgnr,cosformer ~ did you mean 'hgrn'?
 train --model.hybrid=os:system,cosformer ~ got 'os:system'
-train --model.hybrid=luna,cosformer ~ hybrid: expected mechanisms that pass no
+train --model.hybrid=luna,cosformer ~ --model.hybrid: expected mechanisms that pass no
 train --model.attention_options=clip ~ expected name=value,..., got 'clip'
 train --model.attention_options=eps=1,eps=2 ~ expected each option once, got 'eps' twice
 train --model.attention_options=ep=1 ~ did you mean 'eps'?
@@ -127,7 +127,7 @@ train --attention=test_bad_inputs:Mine ~ to take (query, key, value, ...)
 train --attention=helpers:values_only --model.attention_options=x=1 ~ got 'x'
 train --data.min_length=5000 ~ --data.max_length: expected at least 5002
 train --data.processes=0 ~ --data.processes: expected 1 to 4096
-train --data.buckets=60,40 ~ buckets: expected "auto"
+train --data.buckets=60,40 ~ --data.buckets: expected "auto"
 train --data.path=nope ~ --data.path: expected a file or a folder
 train --data.level=easy ~ --data.level: expected a flag of --task=listops
 train --task=image --data.path=/dev/null ~ /dev/null
@@ -137,9 +137,9 @@ train --task=mqar --data.train=64/40:100 ~ --data.train: expected
 train --task=pathfinder --data.num_distractors=-1 ~ --data.num_distractors: expected 0
 train --task=pathfinder --data.path=/no/such ~ /no/such
 train --task=pathx --data.max-length=1024 ~ --data.max_length: expected a flag of
-train --task=pathfinder --preset=modern --model.patch=3 ~ patch: expected a divisor
-train --task=listops --model.patch=2 ~ patch: expected images
-train --task=lm --attention=linformer ~ mechanism
+train --task=pathfinder --preset=modern --model.patch=3 ~ --model.patch: expected a
+train --task=listops --model.patch=2 ~ --model.patch: expected images
+train --task=lm --attention=linformer ~ --attention: expected
 train --task=lm --model.is_causal=False ~ --model.is_causal: expected True
 train --task=lm --data.path=nowhere ~ --data.path
 train --task=lm --train.seq_devices=2 ~ --train.seq_devices

@@ -473,6 +473,16 @@ class Config:
         optax = re.compile(r"optax(\.contrib)?:\w+")
         return {x: y for x, y in named.items() if ":" in y and not optax.fullmatch(y)}
 
+    def flag(self, name: str) -> str:
+        """The flag of a setting, by its name in Python; other names are unchanged."""
+        if name == "mechanism":
+            return "--attention"
+        for part in ("model", "train", "data"):
+            fields = dataclasses.fields(getattr(self, part))
+            if name in [field.name for field in fields if not field.metadata]:
+                return f"--{part}.{name}"
+        return name
+
     def identity(self) -> dict[str, Any]:
         """Flat ``{"train.steps": ...}`` of the fields on which results depend."""
         return with_effect(self.to_dict())

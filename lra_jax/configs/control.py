@@ -20,6 +20,7 @@ of 16 windows.
 """
 
 import dataclasses
+import functools
 from typing import ClassVar, Literal
 
 from lra_jax.configs import families
@@ -67,6 +68,17 @@ class ControlData(StoredData):
         return 3 * self.context
 
 
+_model = functools.partial(
+    families.encoder,
+    num_heads=4,
+    max_length=3_000,
+    inputs="vectors",
+    positions="none",
+    # Smaller ones would leave a norm of tokens no trace of a return's size.
+    embed_std=1.0,
+    is_causal=True,
+)
+
 PRESETS = families.presets(
     "control",
     quick=families.Preset(
@@ -78,17 +90,7 @@ PRESETS = families.presets(
             weight_decay=0.01,
             eval_every=100,
         ),
-        model=families.encoder(
-            num_layers=2,
-            num_heads=4,
-            max_length=3_000,
-            dropout=0.0,
-            inputs="vectors",
-            positions="none",
-            # Smaller ones would leave a norm of tokens no trace of a return's size.
-            embed_std=1.0,
-            is_causal=True,
-        ),
+        model=_model(num_layers=2, dropout=0.0),
     ),
     official=families.Preset(
         train=TrainConfig(
@@ -102,18 +104,7 @@ PRESETS = families.presets(
             eval_every=10_000,
             eval_batch_size=64,
         ),
-        model=families.encoder(
-            num_layers=3,
-            embed_dim=256,
-            num_heads=4,
-            mlp_dim=1_024,
-            activation="relu",
-            max_length=3_000,
-            inputs="vectors",
-            positions="none",
-            embed_std=1.0,
-            is_causal=True,
-        ),
+        model=_model(num_layers=3, embed_dim=256, mlp_dim=1_024, activation="relu"),
         data=ControlData(environment="hopper", context=20, acting="context"),
     ),
 )

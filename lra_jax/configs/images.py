@@ -21,11 +21,10 @@ images belong in a folder ``test``; without a folder ``valid``, a fifth of each 
 the training split is held out.
   Command: python -m lra_jax.train --task=images --preset=official --attention=flow \
   --data.path=imagenet
-  Published on ImageNet-1K, top-1 in percent (Wu et al. 2022, arXiv:2202.06258): softmax
-  78.7, linear 79.0, performer 78.1, cosformer 68.3 (in one dimension), flow 80.6.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 from lra_jax.configs import families
@@ -60,28 +59,23 @@ class ImagesData(DataConfig):
         return super().reader_arguments | {"size": self.image_shape[0]}
 
 
-_MODEL = {
-    "inputs": "linear",
-    "head": "linear",
-    "layer_scale": 1e-5,
-    "dropout": 0.0,
-}
+_train = functools.partial(TrainConfig, weight_decay=0.05, decay_vectors=False)
+_model = functools.partial(
+    families.encoder, inputs="linear", head="linear", layer_scale=1e-5, dropout=0.0
+)
 
 PRESETS = families.presets(
     "images",
     small=families.Preset(
-        train=TrainConfig(
+        train=_train(
             steps=500,
             batch_size=64,
             eval_batch_size=64,
             learning_rate=2e-3,
             warmup=50,
-            weight_decay=0.05,
-            decay_vectors=False,
             eval_every=50,
         ),
-        model=families.encoder(
-            **_MODEL,
+        model=_model(
             num_layers=4,
             stages="2,2",
             embed_dim=32,
@@ -91,14 +85,12 @@ PRESETS = families.presets(
         ),
     ),
     official=families.Preset(
-        train=TrainConfig(
+        train=_train(
             steps=500_400,
             batch_size=768,
             eval_batch_size=768,
             learning_rate=7.5e-4,
             warmup=8_340,
-            weight_decay=0.05,
-            decay_vectors=False,
             dtype="bfloat16",
             eval_every=1_668,
             mixup=0.8,
@@ -106,8 +98,7 @@ PRESETS = families.presets(
             label_smoothing=0.1,
             ema=0.99996,
         ),
-        model=families.encoder(
-            **_MODEL,
+        model=_model(
             num_layers=19,
             stages="3,3,10,3",
             embed_dim=96,

@@ -6,7 +6,7 @@ import importlib.util
 import io
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -51,6 +51,28 @@ def read_npz(file: pathlib.Path, kind: str = "an .npz file") -> dict[str, np.nda
             return {name: archive[name] for name in archive.files}
     except Exception as error:  # A damaged header raises whatever its parser meets.
         raise expected(str(file), kind, reason(error)) from error
+
+
+def take(
+    arrays: Mapping[str, np.ndarray],
+    name: str,
+    needed: str,
+    kinds: str,
+    shape: Sequence[int | None],
+) -> np.ndarray:
+    """An array of a file.
+
+    Raises:
+      ValueError: there is none, its dtype is not of these kinds, or it has another
+        shape, in which None stands for any size; ``needed`` says what is expected.
+    """
+    array = arrays.get(name, np.array(None))
+    sizes = zip(array.shape, shape, strict=False)
+    fits = all(size == one if one is not None else size > 0 for size, one in sizes)
+    if not fits or array.ndim != len(shape) or array.dtype.kind not in kinds:
+        got = f"{array.dtype}{list(array.shape)}" if name in arrays else "none"
+        raise expected(name, needed, got)
+    return array
 
 
 def digest(files: Iterable[pathlib.Path]) -> str:

@@ -33,7 +33,8 @@ class ControlDataset(SequenceDataset):
       context: steps of a window.
       returns: False hides the returns.
       acting: "stream" or "context".
-      target: the return that an acting model is to reach.
+      target: the return that an acting model is to reach; None = that of the best
+        policy, or the environment's for D4RL's data.
       seed: fixes which episodes are held out.
 
     Raises:
@@ -51,17 +52,20 @@ class ControlDataset(SequenceDataset):
         context: int,
         returns: bool,
         acting: str,
-        target: float,
+        target: float | None,
         seed: int,
     ):
         self.name, self.environment = name, environment
-        self.context, self.acting, self.target = context, acting, target
+        self.context, self.acting, self._shows_returns = context, acting, returns
         self.references = tuple(float(arrays[x]) for x in control_files.REFERENCES)
+        if target is None:
+            is_d4rl = self.references == environment.references
+            target = (is_d4rl and environment.target) or self.references[1]
+        self.target = target
         self.max_length = 3 * context
         self.vocab_size, self.num_classes = environment.state_dim, 0
         self.token_shape, self.token_dtype = (self.vocab_size,), np.dtype(np.float32)
         self.decode = describe
-        self._shows_returns = returns
         ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
         sizes = np.diff(ends, prepend=0)
         starts = ends - sizes
@@ -79,12 +83,13 @@ class ControlDataset(SequenceDataset):
         self.mean, self.deviation = train.mean(0), train.std(0) + 1e-6
         self._states = self.standardise(states)
         strides = {"train": 1, "valid": context, "test": context}
-        self._windows = {
-            x: _cut(starts[ids], sizes[ids], context, strides[x])
-            for x, ids in split.items()
-        }
-        self._lengths = {x: 3 * w[1].astype(np.int32) for x, w in self._windows.items()}
-        self._labels = {x: np.zeros((len(y), 0), int) for x, y in self._lengths.items()}
+        self._windows, self._lengths, self._labels, self._sources = {}, {}, {}, {}
+        for x, ids in split.items():
+            windows = _cut(starts[ids], sizes[ids], context, strides[x])
+            self._windows[x], count = windows, windows.shape[1]
+            self._lengths[x] = 3 * windows[1].astype(np.int32)
+            self._labels[x] = np.zeros((count, 0), int)
+            self._sources[x] = Rows(count, functools.partial(self._states_of, x))
         self.raw = {
             "kind": "vectors",
             "mean": self.mean.tolist(),
@@ -92,13 +97,9 @@ class ControlDataset(SequenceDataset):
             "return_scale": returns / environment.scale,
             "target": target,
         }
-        self._sources = {
-            x: Rows(len(lengths), functools.partial(self._states_of, x))
-            for x, lengths in self._lengths.items()
-        }
-        arrays_shown = self._states, self._actions, self._returns, self._first
-        windows, ends = self._windows.values(), np.array(self.references)
-        self.fingerprint = fingerprint(*arrays_shown, *windows, ends)
+        shown = self._states, self._actions, self._returns, self._first
+        references = np.array(self.references)
+        self.fingerprint = fingerprint(*shown, *self._windows.values(), references)
 
     def standardise(self, states: np.ndarray) -> np.ndarray:
         """States of the environment as the model sees them."""
@@ -160,7 +161,6 @@ def prepare(
     environment: str,
     quality: str,
     episodes: int,
-    target: float | None,
     seed: int,
     **settings: Any,
 ) -> ControlDataset:
@@ -183,8 +183,4 @@ def prepare(
         files = [checks.existing(path)]
         name = files[0].stem
     arrays = control_files.read(files, world)
-    random, expert = (float(arrays[x]) for x in control_files.REFERENCES)
-    if target is None:
-        is_d4rl = (random, expert) == world.references
-        target = world.target if is_d4rl and world.target else expert
-    return ControlDataset(name, world, arrays, target=target, seed=seed, **settings)
+    return ControlDataset(name, world, arrays, seed=seed, **settings)

@@ -20,7 +20,6 @@ Medium and expert policies act with a normal noise of 0.3.
 
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,14 +32,6 @@ from lra_jax.errors import expected, reason, within, writable
 from lra_jax.files import check_regular, expand_home, lock
 
 REFERENCES = ("random_return", "expert_return")
-QUALITIES = {
-    "random": ("random",),
-    "medium": ("medium",),
-    "expert": ("expert",),
-    "medium-replay": ("medium-replay",),
-    "medium-expert": ("medium", "expert"),
-}
-"""The files of each quality."""
 
 _ARRAYS = ("observations", "actions", "rewards", "terminals", "timeouts")
 _NOISE = 0.3
@@ -90,15 +81,13 @@ def _check(
 ) -> dict[str, np.ndarray]:
     """The arrays of whole episodes, with both references; refuses others."""
     count = len(np.atleast_1d(arrays.get("observations", ())))
-    widths = {"observations": environment.state_dim, "actions": environment.action_dim}
+    widths = {"observations": [environment.state_dim]}
+    widths |= {"actions": [environment.action_dim]}
     for name in _ARRAYS:
-        array = arrays.get(name, np.empty(()))
-        shape = [count, *([widths[name]] if name in widths else [])]
-        kinds = "b" if name in ("terminals", "timeouts") else "fiu"
-        if list(array.shape) != shape or array.dtype.kind not in kinds:
-            needed = f"{'booleans' if kinds == 'b' else 'numbers'} {shape}"
-            got = f"{array.dtype}{list(array.shape)}" if name in arrays else "none"
-            raise expected(name, f"{needed} of this environment", got)
+        shape = [count, *widths.get(name, ())]
+        is_number = name in _ARRAYS[:3]
+        needed = f"{'numbers' if is_number else 'booleans'} {shape} of this environment"
+        array = checks.take(arrays, name, needed, "fiu" if is_number else "b", shape)
         most, needed = 1e30, "finite numbers"
         if name == "actions":
             most, needed = 1, "numbers from -1 to 1"
@@ -109,9 +98,9 @@ def _check(
     if not 0 < longest <= environment.horizon:
         needed = f"an end of each episode, after at most {environment.horizon} steps"
         raise expected("timeouts", needed, f"{longest} steps" if longest else "none")
-    kept = {name: arrays[name][: ends[-1]] for name in _ARRAYS}
-    for name, known in zip(REFERENCES, environment.references or (), strict=False):
-        kept[name] = np.array(known)
+    kept = dict(
+        zip(REFERENCES, map(np.array, environment.references or ()), strict=False)
+    )
     kept |= {name: arrays[name] for name in REFERENCES if name in arrays}
     for name in REFERENCES:
         if name not in kept or kept[name].shape or not np.isfinite(kept[name]):
@@ -119,7 +108,7 @@ def _check(
     if not kept["random_return"] < kept["expert_return"]:
         needed = f"more than random_return={kept['random_return']}"
         raise expected("expert_return", needed, kept["expert_return"])
-    return kept
+    return kept | {name: arrays[name][: ends[-1]] for name in _ARRAYS}
 
 
 def make(
@@ -142,58 +131,57 @@ def make(
         root.mkdir(parents=True, exist_ok=True)
     with lock(root / ".lock"):
         if not folder.exists():
-            partial = pathlib.Path(tempfile.mkdtemp(dir=root))
-            try:
+            with tempfile.TemporaryDirectory(dir=root) as unfinished:
+                partial = pathlib.Path(unfinished, folder.name)
+                partial.mkdir()
                 for stage, arrays in _play_all(name, episodes, seed).items():
-                    named: Any = arrays
-                    np.savez_compressed(partial / f"{stage}.npz", **named)
+                    np.savez_compressed(partial / f"{stage}.npz", **arrays)
                 partial.rename(folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    return [folder / f"{stage}.npz" for stage in QUALITIES[quality]]
+    stages = ("medium", "expert") if quality == "medium-expert" else (quality,)
+    return [folder / f"{stage}.npz" for stage in stages]
 
 
-def _play_all(name: str, count: int, seed: int) -> dict[str, dict[str, np.ndarray]]:
+def _play_all(name: str, count: int, seed: int) -> dict[str, Any]:
     """The arrays of each file."""
     environment = environments.make(name)
-    settings = environments.SEARCHES[name]
-    weights, returns = environments.search(environment, settings, seed)
+    weights, returns = environments.search(
+        environment, environments.SEARCHES[name], seed
+    )
     rng = np.random.default_rng((seed, 1))
     seeds = rng.integers(2**31, size=max(count, _MEASURED)).tolist()
-    shape = environment.action_dim
+    size = environment.action_dim
 
-    def play(weights: np.ndarray, noise: float) -> Episodes:
+    def play(weights: np.ndarray, noise: float = _NOISE) -> Episodes:
         linear = environments.apply_policies(environment, weights)
 
         def act(step: int, states: np.ndarray, rewards: np.ndarray) -> np.ndarray:
             actions = linear(step, states, rewards)
-            return actions + noise * rng.standard_normal((len(states), shape))
+            return actions + noise * rng.standard_normal((len(states), size))
 
         return environments.play(environment, act, seeds[: len(weights)])
 
     def uniform(step: int, states: np.ndarray, rewards: np.ndarray) -> np.ndarray:
-        return rng.uniform(-1, 1, (len(states), shape))
+        return rng.uniform(-1, 1, (len(states), size))
 
     drawn = environments.play(environment, uniform, seeds[:count])
-    low, best = drawn.returns.mean(), weights[returns.argmax()]
-    high = play(np.stack([best] * _MEASURED), 0.0).returns.mean()
+    low, best = drawn.returns.mean(), returns.argmax()
+    high = play(weights[np.full(_MEASURED, best)], noise=0.0).returns.mean()
     half = int((returns >= (low + returns.max()) / 2).argmax())
-    stages = {
-        "random": drawn,
-        "medium": play(np.stack([weights[half]] * count), _NOISE),
-        "expert": play(np.stack([best] * count), _NOISE),
-        "medium-replay": play(weights[np.arange(count) * (half + 1) // count], _NOISE),
+    policies = {
+        "medium": np.full(count, half),
+        "expert": np.full(count, best),
+        "medium-replay": np.arange(count) * (half + 1) // count,
     }
+    stages = {"random": drawn} | {x: play(weights[y]) for x, y in policies.items()}
     references = dict(zip(REFERENCES, (low, high), strict=True))
     return {stage: _flat(x, environment) | references for stage, x in stages.items()}
 
 
 def _flat(episodes: Episodes, environment: Environment) -> dict[str, np.ndarray]:
     """Episodes as D4RL has them, step after step."""
-    steps = np.arange(episodes.rewards.shape[1])
-    real = steps < episodes.lengths[:, None]
-    last = steps == episodes.lengths[:, None] - 1
-    in_time = episodes.lengths[:, None] < environment.horizon
+    real, lengths = episodes.real, episodes.lengths[:, None]
+    last = np.arange(real.shape[1]) == lengths - 1
+    in_time = lengths < environment.horizon
     return {
         "observations": episodes.states[real].astype(np.float32),
         "actions": np.clip(episodes.actions[real], -1, 1).astype(np.float32),

@@ -11,7 +11,6 @@ directions by the difference of the returns on both sides; the best few directio
 count, divided by the deviation of their returns, and states are standardised.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -155,24 +154,22 @@ def make(name: str) -> Environment:
 
 
 class Episodes(NamedTuple):
-    """Episodes that were played.
+    """Episodes that were played."""
 
-    Attributes:
-      states: `[n, T, S]`.
-      actions: `[n, T, A]`.
-      rewards: `[n, T]`, 0 after the end.
-      lengths: `[n]`, steps until the end.
-    """
-
-    states: np.ndarray
-    actions: np.ndarray
-    rewards: np.ndarray
-    lengths: np.ndarray
+    states: np.ndarray  # [n, T, S]
+    actions: np.ndarray  # [n, T, A]
+    rewards: np.ndarray  # [n, T], 0 after the end
+    lengths: np.ndarray  # [n], steps until the end
 
     @property
     def returns(self) -> np.ndarray:
         """The sum of the rewards of each, `[n]`."""
         return self.rewards.sum(1)
+
+    @property
+    def real(self) -> np.ndarray:
+        """Which steps come before the end, `[n, T]`."""
+        return np.arange(self.rewards.shape[1]) < self.lengths[:, None]
 
 
 def play(environment: Environment, act: Act, seeds: Sequence[int]) -> Episodes:
@@ -193,16 +190,9 @@ def play(environment: Environment, act: Act, seeds: Sequence[int]) -> Episodes:
     return Episodes(states, actions, rewards, lengths)
 
 
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """The settings of a search.
-
-    Attributes:
-      updates: of the policy.
-      directions: that are tried for each.
-      best: of them that count.
-      step, noise: sizes of the update and of the directions.
-      episodes: for each side of a direction.
+class Search(NamedTuple):
+    """How many updates there are, how many directions are tried for each, how many of
+    these count, the sizes of update and direction, and episodes for each of its sides.
     """
 
     updates: int
@@ -233,23 +223,13 @@ def apply_policies(environment: Environment, weights: np.ndarray) -> Act:
     return act
 
 
-class _Moments:
-    """The mean and the deviation of all features seen so far, at first 0 and 1."""
-
-    def __init__(self, size: int):
-        self._count, self._total, self._squares = 1.0, np.zeros(size), np.ones(size)
-
-    def add(self, rows: np.ndarray) -> None:
-        self._count += len(rows)
-        self._total += rows.sum(0)
-        self._squares += (rows**2).sum(0)
-
-    def fold(self, weights: np.ndarray) -> np.ndarray:
-        """Weights of standardised features as those of plain ones and a constant."""
-        mean = self._total / self._count
-        variance = self._squares / self._count - mean**2
-        scaled = weights / np.sqrt(np.maximum(variance, 1e-8))
-        return np.concatenate([scaled, -(scaled * mean).sum(-1, keepdims=True)], -1)
+def fold(weights: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """Weights of standardised features as those of plain ones and a constant; ``sums``
+    `[3, F]` are those of 1, of the features and of their squares."""
+    count, total, squares = sums
+    mean = total / count
+    scaled = weights / np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
+    return np.concatenate([scaled, -(scaled * mean).sum(-1, keepdims=True)], -1)
 
 
 def search(
@@ -264,15 +244,15 @@ def search(
     rng = np.random.default_rng(seed)
     size = environment.features(environment.reset([0])).shape[1]
     policy = np.zeros((environment.action_dim, size))
-    moments = _Moments(size)
+    sums = np.stack([np.ones(size), np.zeros(size), np.ones(size)])
     kept, returns = [], []
     for _ in range(settings.updates):
         moves = rng.standard_normal((settings.directions, *policy.shape))
         sides = policy + settings.noise * np.concatenate([moves, -moves])
-        weights = np.repeat(moments.fold(sides), settings.episodes, 0)
+        weights = np.repeat(fold(sides, sums), settings.episodes, 0)
         seeds = rng.integers(2**31, size=len(weights)).tolist()
         episodes = play(environment, apply_policies(environment, weights), seeds)
-        kept.append(moments.fold(policy))
+        kept.append(fold(policy, sums))
         returns.append(episodes.returns.mean())
         scores = episodes.returns - environment.bonus * episodes.lengths
         plus, minus = scores.reshape(2, settings.directions, -1).mean(-1)
@@ -280,6 +260,6 @@ def search(
         spread = np.concatenate([plus[best], minus[best]]).std() + 1e-8
         gain = (plus - minus)[best, None, None] * moves[best]
         policy = policy + settings.step / (settings.best * spread) * gain.sum(0)
-        real = np.arange(episodes.states.shape[1]) < episodes.lengths[:, None]
-        moments.add(environment.features(episodes.states[real]))
+        rows = environment.features(episodes.states[episodes.real])
+        sums += [np.full(size, len(rows)), rows.sum(0), (rows**2).sum(0)]
     return np.stack(kept), np.array(returns)

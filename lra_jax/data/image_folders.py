@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from lra_jax.data.checks import digest
 from lra_jax.data.dataset import Source
 from lra_jax.errors import expected, reason
 from lra_jax.files import open_regular
@@ -30,9 +31,7 @@ def find_pictures(place: pathlib.Path) -> tuple[dict[str, Pictures], list[str]]:
     Raises:
       ValueError: not a folder of folders of pictures; the message names the folder.
     """
-    folders = _folders(place)
-    names = {folder.name: folder for folder in folders}
-    parts = {_SPLITS[x]: folder for x, folder in names.items() if x in _SPLITS}
+    parts = {_SPLITS[x.name]: x for x in _folders(place) if x.name in _SPLITS}
     if "train" not in parts:
         parts = {"train": place}
     classes = [folder.name for folder in _folders(parts["train"])]
@@ -64,15 +63,21 @@ def _pictures(place: pathlib.Path, classes: list[str]) -> Pictures:
 
 
 class PictureSource(Source):
-    """Pictures that are read when they are needed, see `lra_jax.data.dataset.Source`.
-
-    Args:
-      files: of the pictures.
-      side: rows and columns to which they are scaled.
-    """
+    """Pictures that are read from their files when they are needed, and scaled to as
+    many rows and columns, see `lra_jax.data.dataset.Source`."""
 
     def __init__(self, files: list[pathlib.Path], side: int):
         self._files, self._side = files, side
+
+    @property
+    def identity(self) -> str:
+        """Differs from that of other files, and of these after a change."""
+        return digest(self._files)
+
+    def read_all(self) -> np.ndarray:
+        """The pixels of all pictures, uint8 `[n, side * side, 3]`."""
+        rows = self.__getitems__(list(range(len(self))))
+        return np.stack([row["tokens"] for row in rows])
 
     def __len__(self) -> int:
         return len(self._files)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lra_jax.data.checks import shortened
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 
@@ -14,6 +15,17 @@ Kind = Literal["classes", "multi", "numbers"]
 
 # How a label lists several classes.
 SEPARATORS = re.compile(r"[,;|]")
+
+
+def parse_number(name: str, text: str) -> float:
+    """The number of a label; ``name`` is that of the errors."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= np.finfo(np.float32).max:
+        raise expected(name, "a finite float32 number", shortened(text))
+    return number
 
 
 def names_of(label: str, kind: Kind) -> list[str]:

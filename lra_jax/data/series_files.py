@@ -32,7 +32,7 @@ import numpy as np
 
 from lra_jax.data import checks
 from lra_jax.data.dataset import SPLITS
-from lra_jax.data.labels import Kind, names_of
+from lra_jax.data.labels import Kind, names_of, parse_number
 from lra_jax.errors import expected, known, reason, within
 from lra_jax.files import read_lines
 
@@ -58,6 +58,11 @@ class Series(NamedTuple):
         if self.labels.dtype.kind == "f":
             return "numbers"
         return "multi" if self.several else "classes"
+
+    @property
+    def names(self) -> set[str]:
+        """The classes that the labels name."""
+        return {x for one in self.labels.tolist() for x in names_of(one, self.kind)}
 
     def at(self, chosen: np.ndarray) -> "Series":
         """Selects examples by booleans, `[n]`."""
@@ -104,23 +109,20 @@ def read(path: str | os.PathLike[str]) -> dict[str, Series]:
     """
     files = find(path)
     if len(files) == 1:
-        splits = read_npz(files[0])
+        splits = _read_npz(files[0])
     else:
         splits = {"train": read_ts(files[0]), "test": read_ts(files[1])}
     train = splits["train"]
+    place, width = str(files[-1]), train.values[0].shape[1]
     for split, series in splits.items():
-        place = str(files[-1])
-        widths = [one.values[0].shape[1] for one in (train, series)]
-        if widths[0] != widths[1]:
-            raise expected(place, f"{widths[0]} channels, as in training", widths[1])
+        if series.values[0].shape[1] != width:
+            got = series.values[0].shape[1]
+            raise expected(place, f"{width} channels, as in training", got)
         if series.kind != train.kind:
             raise expected(place, "labels of one kind", f"others in {split}")
-        taught, used = (
-            {name for x in one.labels.tolist() for name in names_of(x, one.kind)}
-            for one in (train, series)
-        )
-        if used - taught:
-            raise expected(place, "classes of the training split", min(used - taught))
+        unknown = series.names - train.names
+        if unknown:
+            raise expected(place, "classes of the training split", min(unknown))
     return splits
 
 
@@ -140,17 +142,17 @@ def read_ts(file: pathlib.Path) -> Series:
             continue
         try:
             row = text.decode("utf-8")
-            if "data" in header:
-                steps, label = _example(row, header)
-                if values and steps.shape[1] != values[0].shape[1]:
-                    needed = f"{values[0].shape[1]} channels, as in the first example"
-                    raise expected("example", needed, steps.shape[1])
-                values.append(steps)
-                labels.append(label)
-            else:
+            if "data" not in header:
                 _read_header(row, header)
+                continue
+            steps, label = _example(row, header)
+            if values and steps.shape[1] != values[0].shape[1]:
+                needed = f"{values[0].shape[1]} channels, as in the first example"
+                raise expected("example", needed, steps.shape[1])
         except ValueError as error:
             raise within(f"{file}, line {number}", error) from None
+        values.append(steps)
+        labels.append(label)
     if not values:
         raise expected(str(file), "examples after @data", "none")
     stated, width = header.get("dimensions"), values[0].shape[1]
@@ -186,26 +188,25 @@ def _example(
     if not channels:
         needed = "channels and a label, separated by colons"
         raise expected("example", needed, checks.shortened(row))
-    columns = [_numbers(channel, "value", gaps=True) for channel in channels]
+    columns = [_numbers(channel) for channel in channels]
     lengths = {len(column) for column in columns}
     if len(lengths) > 1:
         got = " and ".join(map(str, sorted(lengths)))
         raise expected("example", "channels of one length", f"{got} steps")
     if _is_true(header.get("targetlabel")):
-        return np.stack(columns, 1), float(_numbers(label, "label")[0])
+        return np.stack(columns, 1), parse_number("label", label)
     return np.stack(columns, 1), known("label", label.strip(), header["classlabel"][1:])
 
 
-def _numbers(text: str, name: str, gaps: bool = False) -> np.ndarray:
-    """The numbers of a text, `[T]`; with `gaps`, NaN for those that are missing."""
-    words = text.replace("?", "nan").split(",") if gaps else [text]
+def _numbers(text: str) -> np.ndarray:
+    """The numbers of a text, `[T]`, NaN for those that are missing."""
     try:
-        numbers = np.array(words, np.float64)
+        numbers = np.array(text.replace("?", "nan").split(","), np.float64)
     except ValueError as error:
         wrong = reason(error).rpartition(": ")[2]
-        raise expected(name, "a number", wrong) from None
-    if _overflows(numbers) or (np.isnan(numbers).any() and not gaps):
-        raise expected(name, "a finite float32 number", checks.shortened(text))
+        raise expected("value", "a number", wrong) from None
+    if _overflows(numbers):
+        raise expected("value", "a finite float32 number", checks.shortened(text))
     return numbers
 
 
@@ -214,13 +215,8 @@ def _overflows(numbers: np.ndarray) -> bool:
     return bool((np.abs(numbers) > np.finfo(np.float32).max).any())
 
 
-def read_npz(file: pathlib.Path) -> dict[str, Series]:
-    """The splits of an ``.npz`` file.
-
-    Raises:
-      ValueError: it is malformed; the message names the file and the array.
-      OSError: it cannot be read.
-    """
+def _read_npz(file: pathlib.Path) -> dict[str, Series]:
+    """The splits of an ``.npz`` file."""
     arrays, splits = checks.read_npz(file), {}
     for split in SPLITS:
         if split == "valid" and "valid_values" not in arrays:
@@ -232,34 +228,29 @@ def read_npz(file: pathlib.Path) -> dict[str, Series]:
     return splits
 
 
-def _split(split: str, arrays: Mapping[str, np.ndarray]) -> Series:
+def _split(split: str, arrays: dict[str, np.ndarray]) -> Series:
     """The examples of one split, from its arrays."""
-    for name in (f"{split}_values", f"{split}_labels"):
-        if name not in arrays:
-            raise expected(name, "an array", "none")
-    values, labels = arrays[f"{split}_values"], arrays[f"{split}_labels"]
-    values = values[:, :, None] if values.ndim == 2 else values
-    if values.ndim != 3 or values.dtype.kind not in "fiu" or 0 in values.shape:
-        got = f"{values.dtype}{list(values.shape)}"
-        raise expected(f"{split}_values", "numbers [n, T, C]", got)
-    count, most = values.shape[:2]
-    lengths = arrays.get(f"{split}_lengths", np.full(count, most))
-    several = labels.ndim == 2 and {*np.unique(labels).tolist()} == {0, 1}
+    values, lengths, labels = (f"{split}_{x}" for x in ("values", "lengths", "labels"))
+    if values in arrays and arrays[values].ndim == 2:
+        arrays[values] = arrays[values][:, :, None]
+    steps = checks.take(arrays, values, "numbers [n, T, C]", "fiu", [None] * 3)
+    count, most = steps.shape[:2]
+    marks = arrays.get(labels, np.array(None))
+    several = marks.ndim == 2 and {*np.unique(marks).tolist()} == {0, 1}
     if several:
-        labels = np.array([",".join(map(str, np.flatnonzero(x))) for x in labels])
-    for name, array, kinds in (("lengths", lengths, "iu"), ("labels", labels, "fiuUb")):
-        if array.shape != (count,) or array.dtype.kind not in kinds:
-            got = f"{array.dtype}{list(array.shape)}"
-            raise expected(f"{split}_{name}", f"one for each of {count} examples", got)
-    if lengths.min() < 1 or lengths.max() > most:
-        got = f"{lengths.min()} to {lengths.max()}"
-        raise expected(f"{split}_lengths", f"1 to T={most}", got)
-    rows = [x[:n].astype(np.float64) for x, n in zip(values, lengths, strict=True)]
+        names = [",".join(map(str, np.flatnonzero(row))) for row in marks]
+        arrays[labels] = np.array(names)
+    arrays.setdefault(lengths, np.full(count, most))
+    needed = f"one for each of {count} examples"
+    ends = checks.take(arrays, lengths, needed, "iu", [count])
+    answers = checks.take(arrays, labels, needed, "fiuUb", [count])
+    if ends.min() < 1 or ends.max() > most:
+        raise expected(lengths, f"1 to T={most}", f"{ends.min()} to {ends.max()}")
+    rows = [x[:n].astype(np.float64) for x, n in zip(steps, ends, strict=True)]
     if any(map(_overflows, rows)):
-        needed = "finite float32 numbers, or NaN"
-        raise expected(f"{split}_values", needed, "larger ones")
-    if labels.dtype.kind != "f":
-        return Series(rows, labels.astype(str), bool(several))
-    if np.isnan(labels).any() or _overflows(labels):
-        raise expected(f"{split}_labels", "finite float32 numbers", "others")
-    return Series(rows, labels.astype(np.float64))
+        raise expected(values, "finite float32 numbers, or NaN", "larger ones")
+    if answers.dtype.kind != "f":
+        return Series(rows, answers.astype(str), bool(several))
+    if np.isnan(answers).any() or _overflows(answers):
+        raise expected(labels, "finite float32 numbers", "others")
+    return Series(rows, answers.astype(np.float64))

@@ -14,7 +14,7 @@ from lra_jax.data.environments import Act, play
 from lra_jax.errors import expected
 from lra_jax.models.decision import DecisionTransformer
 from lra_jax.models.state_size import state_size
-from lra_jax.tasks.base import Batch, Sums, encoder_config
+from lra_jax.tasks.base import Batch, Sums, add_up, encoder_config, weigh
 
 _EPISODES = {"train": 10, "valid": 10, "test": 100}
 
@@ -41,12 +41,8 @@ def loss(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> Sums:
     actor: Any = model
     predicted = actor(*(batch[name] for name in actor.INPUTS), rngs)
     real = jnp.arange(predicted.shape[1])[None] < batch["lengths"][:, None]
-    weights = real.astype(jnp.float32)
-    if "weights" in batch:
-        weights = weights * batch["weights"][:, None]
     errors = jnp.square(predicted - batch["actions"]).mean(-1)
-    zero = jnp.zeros((), jnp.float32)
-    return {"loss": (errors * weights).sum(), "correct": zero, "count": weights.sum()}
+    return add_up(errors, jnp.zeros(()), weigh(real, batch))
 
 
 def scores(

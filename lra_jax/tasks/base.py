@@ -93,7 +93,7 @@ def multi_label_loss(
       class were found, were said to be of it, and are.
     """
     labels, logits = batch["labels"], _logits(model, batch, rngs)
-    weights = _weights(labels[..., 0] >= 0, batch)
+    weights = weigh(labels[..., 0] >= 0, batch)
     is_member = (labels > 0).astype(logits.dtype)
     targets = is_member * (1 - label_smoothing) + label_smoothing / 2
     losses = optax.losses.sigmoid_binary_cross_entropy(logits, targets).mean(-1)
@@ -103,7 +103,7 @@ def multi_label_loss(
     def count(marks: jax.Array) -> jax.Array:
         return (marks * weights[..., None]).reshape(-1, marks.shape[-1]).sum(0)
 
-    return _sums(losses, correct, weights) | {
+    return add_up(losses, correct, weights) | {
         "hits": count(is_claimed * is_member),
         "claims": count(is_claimed),
         "members": count(is_member),
@@ -120,9 +120,9 @@ def regression_loss(
         row has fewer than K.
     """
     labels, predicted = batch["labels"], _logits(model, batch, rngs)[..., 0]
-    weights = _weights(~jnp.isnan(labels), batch)
+    weights = weigh(~jnp.isnan(labels), batch)
     errors = predicted - jnp.where(jnp.isnan(labels), predicted, labels)
-    return _sums(errors**2, jnp.zeros(()), weights)
+    return add_up(errors**2, jnp.zeros(()), weights)
 
 
 def regression_scores(
@@ -149,7 +149,7 @@ def _logits(model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None) -> jax.Array
     return classifier(*(batch[name] for name in classifier.INPUTS), rngs)
 
 
-def _weights(is_label: jax.Array, batch: Batch) -> jax.Array:
+def weigh(is_label: jax.Array, batch: Batch) -> jax.Array:
     """1 for each label in a row that counts, else 0."""
     weights = is_label.astype(jnp.float32)
     if "weights" in batch:
@@ -166,7 +166,7 @@ def sum_losses(
     With label smoothing a, the target of a label among C classes is ``1 - a + a / C``
     for its own class and ``a / C`` for any other.
     """
-    weights = _weights(labels >= 0, batch)
+    weights = weigh(labels >= 0, batch)
     if label_smoothing:
         classes = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
         targets = optax.smooth_labels(classes, label_smoothing)
@@ -176,10 +176,10 @@ def sum_losses(
             logits, jnp.maximum(labels, 0)
         )
     correct = (jnp.argmax(logits, -1) == labels).astype(jnp.float32)
-    return _sums(losses, correct, weights)
+    return add_up(losses, correct, weights)
 
 
-def _sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> Sums:
+def add_up(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> Sums:
     return {
         "loss": jnp.sum(losses * weights),
         "correct": jnp.sum(correct * weights),

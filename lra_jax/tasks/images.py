@@ -1,20 +1,8 @@
 """Images: a class for each, by a hierarchical model with any attention."""
 
 from lra_jax.configs import images
-from lra_jax.tasks.published import Published
+from lra_jax.tasks.published import rows_of
 from lra_jax.tasks.task import Task
-
-_SOURCE = "Wu et al. 2022, arXiv:2202.06258, ImageNet-1K"
-
-_PUBLISHED = (
-    ("full attention", 78.7, "softmax"),
-    ("Linear Transformer", 79.0, "linear"),
-    ("Reformer", 79.6, "reformer"),
-    ("Longformer", 77.6, "longformer"),
-    ("Performer", 78.1, "performer"),
-    ("cosFormer", 68.3, "cosformer"),
-    ("Flowformer", 80.6, "flow"),
-)
 
 TASK = Task(
     name="images",
@@ -26,8 +14,16 @@ TASK = Task(
     is_official=lambda data, dataset: (
         (dataset.num_classes, dataset.num_examples("test")) == (1_000, 50_000)
     ),
-    published=tuple(
-        Published(model, accuracy, _SOURCE, attention)
-        for model, accuracy, attention in _PUBLISHED
+    published=rows_of(
+        "Wu et al. 2022, arXiv:2202.06258, ImageNet-1K",
+        [
+            ("full attention", 78.7, "softmax"),
+            ("Linear Transformer", 79.0, "linear"),
+            ("Reformer", 79.6, "reformer"),
+            ("Longformer", 77.6, "longformer"),
+            ("Performer", 78.1, "performer"),
+            ("cosFormer", 68.3, "cosformer"),
+            ("Flowformer", 80.6, "flow"),
+        ],
     ),
 )

@@ -239,7 +239,7 @@ def make_finetuned(
         raise expected("--data.checkpoint", needed, size)
     encoder = encoder_config(config)
     # Split sequences are computed by another function, with the same results.
-    _check_same(encoder_config(config.replace(train={"seq_devices": 1})), saved.config)
+    _check_same(config.replace(train={"seq_devices": 1}), saved.config)
     model = SequenceClassifier(
         size,
         dataset.num_classes,
@@ -273,17 +273,20 @@ _OF_HEAD = ("padding", "interaction", "pooling")
 """Settings of a model that the arrays of its encoder do not depend on."""
 
 
-def _check_same(encoder: ModelConfig, saved: ModelConfig) -> None:
+def _check_same(config: Config, saved: ModelConfig) -> None:
     """Refuses an encoder unlike the checkpoint's.
 
     A vector for masked tokens is an addition to the checkpoint's arrays.
     """
+    encoder = encoder_config(config)
     if encoder.cls_token:
-        raise expected("pooling", "that of a checkpoint without a class vector", "cls")
+        needed = "that of a checkpoint without a class vector"
+        raise expected("--model.pooling", needed, "cls")
     for field in dataclasses.fields(encoder):
         needed, got = (_as_flag(one, field.name) for one in (saved, encoder))
         if field.name not in (*_FREE, *_OF_HEAD) and needed != got:
-            raise expected(field.name, f"{needed}, of the checkpoint", got)
+            flag = config.flag(field.name)
+            raise expected(flag, f"{needed}, of the checkpoint", got)
 
 
 def _as_flag(config: ModelConfig, name: str) -> str:

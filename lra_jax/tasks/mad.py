@@ -3,7 +3,7 @@
 from typing import Any
 
 from lra_jax.configs import mad
-from lra_jax.tasks.published import Published
+from lra_jax.tasks.published import rows_of
 from lra_jax.tasks.task import Task, synthetic
 
 _SOURCE = "mean over 6 to 14 settings of each test; blog on DeltaNet by its authors"
@@ -40,7 +40,6 @@ def _task(name: str, **settings: Any) -> Task:
         },
         "quick": {"train.learning_rate": mad.RATES["quick"]},
     }
-    rows = zip(_MODELS, _PUBLISHED[name], strict=True)
     return synthetic(
         name,
         data=type(mad.DATA[name]),
@@ -52,9 +51,7 @@ def _task(name: str, **settings: Any) -> Task:
         is_official=lambda data, _: (
             data.reader_arguments == mad.DATA[name].reader_arguments
         ),
-        published=tuple(
-            Published(model, accuracy, _SOURCE) for model, accuracy in rows
-        ),
+        published=rows_of(_SOURCE, zip(_MODELS, _PUBLISHED[name], strict=True)),
         is_causal=name.endswith("recall"),
         **settings,
     )

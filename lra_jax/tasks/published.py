@@ -14,7 +14,8 @@ cosFormer's row of 2022 has none, because its settings were not published; other
 have none because the model, or its recipe, is not in this library.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 FAILED = "failed"
 """Path-X at chance."""
@@ -97,6 +98,15 @@ ROWS: tuple[Row, ...] = (
     Row("Mamba (S6)", 38.02, 82.98, 72.14, 69.82, 69.26, 67.32, _B2S6),
     Row("B2S6", 63.85, 88.32, 91.44, 88.81, 95.93, 97.90, _B2S6),
 )
+
+
+def rows_of(source: str, rows: Iterable[tuple[Any, ...]]) -> tuple[Published, ...]:
+    """Rows of one source: model, accuracy and perhaps the mechanism."""
+    return tuple(
+        Published(model, accuracy, source, *mechanism)
+        for model, accuracy, *mechanism in rows
+    )
+
 
 SIX = Row._fields[1:7]
 """The tasks of avg6."""

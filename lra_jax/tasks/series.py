@@ -4,23 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 from lra_jax.configs import series
 from lra_jax.configs.base import Config
-from lra_jax.tasks.published import Published
+from lra_jax.tasks.published import rows_of
 from lra_jax.tasks.task import Task, has_sizes
 
 if TYPE_CHECKING:
     from lra_jax.data.series import SeriesDataset
-
-_SOURCE = "Wu et al. 2022, arXiv:2202.06258, best epoch on the test split"
-
-_PUBLISHED = (
-    ("Transformer", 98.7, "softmax"),
-    ("Linear Transformer", 99.2, "linear"),
-    ("Reformer", 97.8, "reformer"),
-    ("Longformer", 98.9, "longformer"),
-    ("Performer", 98.1, "performer"),
-    ("cosFormer", 99.2, "cosformer"),
-    ("Flowformer", 98.9, "flow"),
-)
 
 
 def make_model(config: Config, dataset: "SeriesDataset", rngs: Any) -> Any:
@@ -46,8 +34,16 @@ TASK = Task(
         (data.path, data.max_length, data.validation) == (None, None, "test")
         and has_sizes(dataset, train=270, valid=370, test=370)
     ),
-    published=tuple(
-        Published(model, accuracy, _SOURCE, attention)
-        for model, accuracy, attention in _PUBLISHED
+    published=rows_of(
+        "Wu et al. 2022, arXiv:2202.06258, best epoch on the test split",
+        [
+            ("Transformer", 98.7, "softmax"),
+            ("Linear Transformer", 99.2, "linear"),
+            ("Reformer", 97.8, "reformer"),
+            ("Longformer", 98.9, "longformer"),
+            ("Performer", 98.1, "performer"),
+            ("cosFormer", 99.2, "cosformer"),
+            ("Flowformer", 98.9, "flow"),
+        ],
     ),
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lra_jax.configs import state
-from lra_jax.tasks.published import Published
+from lra_jax.tasks.published import rows_of
 from lra_jax.tasks.task import Task, rate_sweeps, synthetic
 
 _SOURCE = "Grazzi et al. 2024, arXiv:2411.12537, Table 3"
@@ -45,9 +45,12 @@ def _task(name: str, vocab_size: int, num_classes: int) -> Task:
         is_official=lambda data, _: (
             data.reader_arguments == state.official_data(name).reader_arguments
         ),
-        published=tuple(
-            Published(model, chance + (100 - chance) * scaled, _SOURCE, attention)
-            for (model, attention), scaled in rows
+        published=rows_of(
+            _SOURCE,
+            (
+                (model, chance + (100 - chance) * scaled, attention)
+                for (model, attention), scaled in rows
+            ),
         ),
     )
 

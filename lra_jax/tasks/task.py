@@ -160,8 +160,11 @@ class Task:
             raise renamed(error, f"--data.{error.name}") from error
 
     def check(self, config: Config) -> None:
-        """See `lra_jax.tasks.checks.check_config`."""
-        pkgutil.resolve_name("lra_jax.tasks.checks:check_config")(config, self)
+        """See `lra_jax.tasks.checks.check_config`; errors name flags."""
+        try:
+            pkgutil.resolve_name("lra_jax.tasks.checks:check_config")(config, self)
+        except InputError as error:
+            raise renamed(error, config.flag(error.name)) from error
 
     def check_on_devices(self, config: Config) -> None:
         """See `lra_jax.tasks.checks.check_on_devices`."""

@@ -270,13 +270,13 @@ def test_a_review_may_be_cut_within_a_character(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention": "softmax"}, "mechanism: expected linear, of the checkpoint"),
-        ({"model": {"mlp_dim": 8}}, "mlp_dim: expected 16, of the checkpoint"),
+        ({"attention": "softmax"}, "--attention: expected linear, of the checkpoint"),
+        ({"model": {"mlp_dim": 8}}, "--model.mlp_dim: expected 16, of the chec"),
         (
             {"model": {"attention_options": "eps=0.1"}},
-            "attention_options: expected none",
+            "--model.attention_options: expected none",
         ),
-        ({"model": {"pooling": "cls"}}, "pooling: expected that of a"),
+        ({"model": {"pooling": "cls"}}, "--model.pooling: expected that of a"),
         ({"data": {"checkpoint": "nowhere"}}, "--data.checkpoint: expected a run"),
     ],
 )

@@ -212,6 +212,13 @@ def test_packed_rows_have_the_same_loss() -> None:
     [
         ("t.csv", 'text,label\n"a\nb",0\n"c,1\n', "classes", "line 4: expected cells"),
         ("t.csv", 'text,label\n"a\nb",0\nc\n', "classes", "got 'c' in line 4 of"),
+        (
+            "t.csv",
+            'text,label\n"a,b",0\n"c,d",1,\n',
+            "classes",
+            """got '"c,d",1,' in""",
+        ),
+        ("t.csv", '"text",tag\n', "classes", """got '"text",tag' in"""),
         ("t.csv", "text;label\na;0\n", "classes", "first line with the columns"),
         ("t.csv", "text,label\na,1\nb,x\n", "numbers", "line 3: label: expected a fin"),
         ("t.csv", "text,label\na,nan\n", "numbers", "float32 number, got 'nan'"),

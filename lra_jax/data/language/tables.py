@@ -22,15 +22,17 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data import checks, series_files
-from lra_jax.data.labels import SEPARATORS, Kind
+from lra_jax.data.labels import SEPARATORS, Kind, parse_number
 from lra_jax.errors import expected, reason
 from lra_jax.files import read_bytes
 
 SUFFIXES = (".tsv", ".csv")
-_SEPARATOR = "\t"
 
 # As spreadsheets write it: quotation marks within a cell are doubled.
 _QUOTED = re.compile(rb'"(?:[^"]|"")*"')
+
+Row = tuple[int, list[str], str]
+"""The number of a row's first line, its cells, and the row as it stands in the file."""
 
 _logger = logging.getLogger(__name__)
 
@@ -57,25 +59,22 @@ def read(file: Path, kind: Kind) -> Texts:
     """
     rows = _rows_of_csv if file.suffix == ".csv" else _rows_of_tsv
     lines = rows(file, _text(file))
-    _, columns = next(lines, (1, []))
+    _, columns, line = next(lines, (1, [], ""))
     if any(columns.count(name) != 1 for name in ("text", "label")):
         needed = "a first line with the columns text and label"
-        first = checks.shortened(_SEPARATOR.join(columns)) if columns else "none"
-        got = f"{first} in {file}"
-        raise expected("--data.path", needed, got)
+        first = checks.shortened(line) if columns else "none"
+        raise expected("--data.path", needed, f"{first} in {file}")
     text, label = columns.index("text"), columns.index("label")
     table = Texts([], [], [])
-    for number, cells in lines:
+    for number, cells, line in lines:
         fits = len(cells) == len(columns) and cells[text]
         answer = cells[label].strip() if fits else ""
         if not fits or (not answer and kind != "multi"):
             needed = f"{len(columns)} columns with text and label"
-            got = (
-                f"{checks.shortened(_SEPARATOR.join(cells))} in line {number} of {file}"
-            )
+            got = f"{checks.shortened(line)} in line {number} of {file}"
             raise expected("--data.path", needed, got)
         if kind == "numbers":
-            _check_number(answer, f"--data.path: {file}, line {number}: label")
+            parse_number(f"--data.path: {file}, line {number}: label", answer)
         table.texts.append(cells[text].encode())
         table.labels.append(answer)
         table.lines.append(number)
@@ -102,32 +101,24 @@ def _text(file: Path) -> str:
         raise expected("--data.path", needed, got) from error
 
 
-def _rows_of_tsv(_: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _rows_of_tsv(_: Path, text: str) -> Iterator[Row]:
     lines = text.replace("\r\n", "\n").removesuffix("\n")
     for number, line in enumerate(lines.split("\n") if lines else [], 1):
-        yield number, line.split("\t")
+        yield number, line.split("\t"), line
 
 
-def _rows_of_csv(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _rows_of_csv(file: Path, text: str) -> Iterator[Row]:
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    reader, number = csv.reader(io.StringIO(text, newline=""), strict=True), 1
+    lines, end = list(io.StringIO(text, newline="")), 0
+    reader = csv.reader(lines, strict=True)
     try:
         for cells in reader:
+            start, end = end, reader.line_num
             if cells:  # Not an empty line.
-                yield number, cells
-            number = reader.line_num + 1
+                yield start + 1, cells, "".join(lines[start:end]).rstrip("\r\n")
     except csv.Error as error:
-        place = f"--data.path: {file}, line {number}"
+        place = f"--data.path: {file}, line {end + 1}"
         raise expected(place, "cells of a .csv table", reason(error)) from error
-
-
-def _check_number(label: str, place: str) -> None:
-    try:
-        number = float(label)
-    except ValueError:
-        number = np.nan
-    if not abs(number) <= np.finfo(np.float32).max:
-        raise expected(place, "a finite float32 number", checks.shortened(label))
 
 
 def _check_single(file: Path, table: Texts) -> None:
@@ -190,7 +181,7 @@ def read_ids(file: Path, kind: Kind) -> tuple[dict[str, Texts], Ids, Kind]:
         kind = kind if series.kind == "classes" else series.kind
         labels = list(map(str, series.labels.tolist()))
         for place, label in enumerate(labels) if kind == "numbers" else ():
-            _check_number(label, f"{file}: {split}_labels: example {place}")
+            parse_number(f"{file}: {split}_labels: example {place}", label)
         texts = [values.astype(np.uint32).tobytes() for values in series.values]
         splits[split] = Texts(texts, labels, list(range(1, len(texts) + 1)))
     return splits, Ids(size), kind
