@@ -322,7 +322,7 @@ def test_the_corrected_command_works(capsys, tmp_path, data_dir):
     """The directory of a run that could not begin is free for one that can."""
     changes = {"steps": 2, "warmup": 1, "eval_every": 2}
     config = helpers.tiny(data_dir, tmp_path / "given", train=changes)
-    flags = helpers.flags(config.replace(data={"buckets": "60"}))
+    flags = helpers.flags(config)
     for wrong, code, words in (
         ("--attention=test_bad_inputs:raises", 1, "RuntimeError: out of order"),
         ("--model.attention_options=eps=-1", 2, "eps: expected "),

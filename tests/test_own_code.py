@@ -91,7 +91,6 @@ def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> No
         attention="own_mine:Mine",
         train={"steps": 4, "eval_every": 4, "warmup": 1},
         model={"attention_options": "scale=2.0"},
-        data=helpers.ONE_LENGTH,
     )
     with Session(config, quiet=True) as session:
         result = session.run()

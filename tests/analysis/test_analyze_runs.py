@@ -47,7 +47,6 @@ def workdir(folder):
         attention="flow",
         train={"steps": 4, "eval_every": 4, "warmup": 1},
         model={"num_layers": 2, "pooling": "cls"},
-        data=helpers.ONE_LENGTH,
     )
     with Session(config, quiet=True) as session:
         session.run()

@@ -25,7 +25,8 @@ def dataset(data_dir):
 def finished(data_dir, tmp_path_factory):
     """A run from beginning to end, never interrupted: its closed session."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
-    with Session(helpers.tiny(data_dir, workdir), quiet=True) as session:
+    config = helpers.tiny(data_dir, workdir, data=helpers.TWO_LENGTHS)
+    with Session(config, quiet=True) as session:
         session.run()
     return session
 

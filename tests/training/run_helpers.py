@@ -117,7 +117,7 @@ BOUNDLESS = {"schedule": "constant", "length_warmup": ""}
 
 def constant(data_dir, workdir, steps):
     settings = {**BOUNDLESS, "steps": steps, "eval_every": 4}
-    return helpers.tiny(data_dir, workdir, train=settings, data={"buckets": "60"})
+    return helpers.tiny(data_dir, workdir, train=settings)
 
 
 def steps_and_losses(workdir):

@@ -117,10 +117,10 @@ def test_an_error_of_one_process_alone_ends_the_job(
     data_dir, dataset, tmp_path
 ) -> None:
     """An orderly exit would wait for the other, which waits in an all-reduce."""
-    config = helpers.tiny(data_dir, tmp_path, train=TRAIN, data=helpers.ONE_LENGTH)
+    config = helpers.tiny(data_dir, tmp_path, train=TRAIN)
     begun = time.monotonic()
     failing, other = end(start_both(helpers.flags(config), FAILING))
-    assert failing[0] == other[0] == 1, (failing, other)
+    assert failing[0] == 1 and other[0] not in (0, 2), (failing, other)
     assert "No space left on device" in failing[2], failing
     assert "lost another one" in other[2] or "JAX distributed service" in other[2]
     assert time.monotonic() - begun < 100

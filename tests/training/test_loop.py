@@ -37,7 +37,7 @@ def test_training_learns(data_dir, dataset, tmp_path):
         data_dir,
         train={"steps": 150, "learning_rate": 0.01, "eval_every": 150},
         model={"dropout": 0.0},
-        data={"num_train": 16, "num_valid": 8, "num_test": 8, "buckets": "60"},
+        data={"num_train": 16, "num_valid": 8, "num_test": 8},
     )
     small = tasks.get_task("listops").prepare(config.data)
     learner = trainer(config, small, tmp_path)
@@ -150,7 +150,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, tmp_path, monkeypa
     The data are made anew, by processes whose hashes differ from those of this one.
     """
     workdir = tmp_path / "run"
-    config = helpers.tiny(tmp_path / "data", workdir)
+    config = helpers.tiny(tmp_path / "data", workdir, data=helpers.TWO_LENGTHS)
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     monkeypatch.setenv("PYTHONHASHSEED", seed)
     command = ("-m", "lra_jax.train", *helpers.flags(config))
@@ -173,7 +173,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, tmp_path, monkeypa
 def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
     """The session that makes up for it saves what came of it."""
     steps = {"steps": 8, "eval_every": 8}
-    config = helpers.tiny(data_dir, tmp_path, train=steps, data=helpers.ONE_LENGTH)
+    config = helpers.tiny(data_dir, tmp_path, train=steps)
     monkeypatch.setattr(Trainer, "evaluate", broken_off)
     with Session(config, quiet=True) as session, pytest.raises(Interrupted):
         session.run()
@@ -192,7 +192,7 @@ def test_a_last_validation_that_was_broken_off(data_dir, tmp_path, monkeypatch):
 def test_a_validation_that_is_broken_off_again(data_dir, tmp_path, monkeypatch, steps):
     """It is neither left out, in the middle of a run, nor taken for the end of one."""
     train = {"steps": steps, "eval_every": 8}
-    config = helpers.tiny(data_dir, tmp_path, train=train, data=helpers.ONE_LENGTH)
+    config = helpers.tiny(data_dir, tmp_path, train=train)
     monkeypatch.setattr(Trainer, "evaluate", broken_off)
     for _ in range(2):
         with Session(config, quiet=True) as session:
@@ -214,7 +214,6 @@ def steep(data_dir, workdir, **changes) -> Config:
         workdir,
         attention="helpers:fragile",
         train=STEEP | {"learning_rate": 0.055},
-        data={"buckets": "60"},
         **changes,
     )
 
@@ -267,7 +266,6 @@ def test_parameters_that_are_lost_are_not_saved(
         tmp_path,
         attention=attention,
         train=STEEP | {"learning_rate": learning_rate, "eval_every": 1},
-        data={"buckets": "60"},
     )
     with pytest.raises(NonFiniteLoss, match="no checkpoint was saved") as error:
         train.run(config, quiet=True)

@@ -15,7 +15,6 @@ def test_a_profile_and_the_curves_of_a_run(
     config = helpers.tiny(
         *(data_dir, tmp_path / "run"),
         train={"steps": 12, "eval_every": 12},
-        data=helpers.ONE_LENGTH,
         profile=True,
     )
     train.run(config, quiet=True)

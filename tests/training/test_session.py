@@ -32,9 +32,7 @@ from lra_jax.training.trainer import Trainer
 def test_several_runs_are_interrupted(data_dir, dataset, tmp_path, to):
     """Ctrl-C reaches both, and a supervisor's signal only the command."""
     train = {"steps": 4000, "eval_every": 4000}
-    config = helpers.tiny(
-        data_dir, tmp_path / "runs", train=train, data=helpers.ONE_LENGTH
-    )
+    config = helpers.tiny(data_dir, tmp_path / "runs", train=train)
     command = ("-m", "lra_jax.train", "--seeds=2", *helpers.flags(config))
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -66,7 +64,7 @@ def test_a_run_resumed_elsewhere_names_all_its_origins(
 ):
     """Also those of sessions before the last two, and after a kill before a seal."""
     steps = {"steps": 8, "eval_every": 4}
-    config = helpers.tiny(data_dir, tmp_path, train=steps, data=helpers.ONE_LENGTH)
+    config = helpers.tiny(data_dir, tmp_path, train=steps)
     ours = {"device": [sessions.describe_devices()], "commit": [sessions.commit()]}
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "evaluate", broken_off)
@@ -208,7 +206,7 @@ def config_of(tmp_path, path, name="run"):
         tmp_path / "prepared",
         tmp_path / name,
         train={"steps": 12, "eval_every": 4, "schedule": "constant"},
-        data={**unread, "buckets": "60", "path": str(path)},
+        data={**unread, "path": str(path)},
     )
 
 

@@ -240,11 +240,9 @@ def test_calls_on_several_devices_never_wait_for_each_other() -> None:
     np.testing.assert_allclose(float(ended.stdout), total, rtol=1e-3)
 
 
-def test_one_device_gives_the_losses_of_two(
-    finished, dataset, data_dir, tmp_path, monkeypatch
-):
+def test_one_device_gives_the_losses_of_two(finished, dataset, tmp_path, monkeypatch):
     assert finished.trainer.mesh.size == 2
-    config = helpers.tiny(data_dir, train={"eval_every": 20})
+    config = finished.config.replace(train={"eval_every": 20})
     use_one_device(monkeypatch)
     single = trainer(config, dataset, tmp_path)
     fit(single, RunConsole(STEPS, quiet=True))

@@ -98,8 +98,7 @@ def _values(events: list[Any]) -> list[tuple[Any, Any]]:
 def test_a_run_is_one_run_there_through_all_sessions(data_dir, tmp_path, calls):
     workdir = tmp_path / "run"
     train_settings = {"steps": 12, "eval_every": 4, "length_warmup": ""}
-    one_shape = {"train": train_settings, "data": {"buckets": "60"}}
-    config = helpers.tiny(data_dir, workdir, **one_shape)
+    config = helpers.tiny(data_dir, workdir, train=train_settings)
     with Session(config.replace(wandb="mine"), quiet=True) as session:
         session.console = helpers.Closed(12, quiet=True)
         with pytest.raises(Interrupted):

@@ -42,11 +42,9 @@ def test_one_compilation_for_each_bucket(finished, dataset, tmp_path):
 
 
 @pytest.mark.parametrize("batch_size", [16, 9, 64])
-def test_evaluation_counts_every_example_once(
-    finished, dataset, data_dir, tmp_path, batch_size
-):
-    # 45 examples in two buckets: 9 may divide, 16 cannot, 64 is more than there are.
-    config = helpers.tiny(data_dir, train={"eval_batch_size": batch_size})
+def test_evaluation_counts_every_example_once(finished, dataset, tmp_path, batch_size):
+    # 45 examples of two lengths: 9 may divide, 16 cannot, 64 is more than there are.
+    config = finished.config.replace(train={"eval_batch_size": batch_size})
     other = trainer(config, dataset, tmp_path)
     params = sharding.replicate(
         other.mesh, jax.device_get(finished.trainer.state.params)
@@ -62,7 +60,7 @@ def test_sequences_grow_in_training_alone(data_dir, dataset, tmp_path):
     config = helpers.tiny(data_dir, train={"steps": 6, "length_warmup": "8:0.5"})
     made = trainer(config, dataset, tmp_path)
     widths = [next(made.data)["tokens"].shape[1] for _ in range(6)]
-    assert widths[:3] == [8] * 3 and min(widths[3:]) == 32
+    assert widths == [8] * 3 + [60] * 3
     whole = made.evaluate(made.state.params, "valid")
     other = helpers.tiny(data_dir, train={"steps": 6, "length_warmup": ""})
     again = trainer(other, dataset, tmp_path)
@@ -82,7 +80,7 @@ def test_buffers_are_kept_but_not_trained(dataset, data_dir, tmp_path, monkeypat
     assert (2, 8) in {x.shape for x in jax.tree.leaves(drawn)} and (2, 8) not in kept
     fit(first, RunConsole(8, quiet=True))
     step: Any = first.train_step
-    assert step.__wrapped__._cache_size() <= 2, "one compilation for each bucket"
+    assert step.__wrapped__._cache_size() == 1, "one compilation for each bucket"
     score = first.evaluate(first.state.params, "test")
     first.checkpoints.close()
     after = first.state.params
@@ -148,8 +146,8 @@ def test_packed_rows_train_as_single_ones_do(dataset, data_dir, tmp_path):
     model = {"dropout": 0.0, "pooling": "mean", "positions": "learned"}
     reports = []
     for packing in (False, True):
-        data = helpers.ONE_LENGTH | {"packing": packing}
-        config = helpers.tiny(data_dir, train=settings, model=model, data=data)
+        rows = {"packing": packing}
+        config = helpers.tiny(data_dir, train=settings, model=model, data=rows)
         workdir = tmp_path / str(packing)
         made = trainer(config, dataset, workdir)
         fit(made, RunConsole(12, quiet=True))

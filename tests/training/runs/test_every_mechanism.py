@@ -34,7 +34,6 @@ def moves(data_dir, workdir, attention: str, dtype: str = "float32", **model) ->
         attention=attention,
         train=STEPS | {"dtype": dtype},
         model=options | layers | model,
-        data={"buckets": "60"},
     )
     with Session(config, quiet=True) as session:
         before = _arrays(session)

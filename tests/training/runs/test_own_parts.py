@@ -46,7 +46,7 @@ def train_twice(config: Any, tmp_path: Any) -> tuple[Trainer, Any]:
 @pytest.mark.parametrize("name", SLOW)
 def test_an_optimizer_resumes_with_the_same_bits(name, data_dir, tmp_path) -> None:
     train = {"optimizer": name, **TRAIN, **OPTIMIZERS[name]}
-    config = helpers.tiny(data_dir, train=train, data=helpers.ONE_LENGTH)
+    config = helpers.tiny(data_dir, train=train)
     _, result = train_twice(config, tmp_path)
     assert np.isfinite(result.test_loss_last)
 
@@ -54,7 +54,7 @@ def test_an_optimizer_resumes_with_the_same_bits(name, data_dir, tmp_path) -> No
 def test_averages_are_scored_kept_and_resumed(data_dir, tmp_path) -> None:
     train = {**TRAIN, "ema": 0.7, "label_smoothing": 0.1}
     train |= {"optimizer": "sgd", "optimizer_options": "momentum=0.9"}
-    config = helpers.tiny(data_dir, train=train, data=helpers.ONE_LENGTH)
+    config = helpers.tiny(data_dir, train=train)
     trainer, result = train_twice(config, tmp_path)
 
     def loss(params: Any) -> float:

@@ -105,7 +105,6 @@ def test_one_run_interrupted_and_resumed(data_dir, tmp_path) -> None:
     settings = {
         "train": {"steps": 20, "eval_every": 5, "log_every": 5, "warmup": 2},
         "pretrain": {"steps": 10},
-        "data": helpers.ONE_LENGTH,
     }
     config = helpers.tiny(data_dir, tmp_path / "whole", **settings)
     with Session(config, quiet=True) as whole:
@@ -150,7 +149,6 @@ def test_each_part_trains_its_own_head(data_dir, tmp_path) -> None:
         tmp_path,
         train={"steps": 6, "eval_every": 6, "warmup": 0, "weight_decay": 0.1},
         pretrain={"steps": 3},
-        data=helpers.ONE_LENGTH,
     )
     seen, counts = [], []
     with Session(config, quiet=True) as session:

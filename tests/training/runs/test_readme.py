@@ -20,7 +20,6 @@ def test_the_readmes_own_attention_trains(data_dir, tmp_path, monkeypatch, recwa
         *(data_dir, tmp_path / "run"),
         attention="mine:squared",
         train={"steps": 4, "eval_every": 4, "warmup": 1},
-        data=helpers.ONE_LENGTH,
     )
     result = train.run(config, quiet=True)
     assert result["attention"] == "mine:squared"

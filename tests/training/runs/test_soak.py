@@ -1,9 +1,7 @@
 """benchmarks/soak.py in small: one kill."""
 
-import json
+import os
 import random
-import subprocess
-import sys
 
 import helpers
 import pytest
@@ -12,19 +10,18 @@ import soak
 pytestmark = pytest.mark.slow
 
 
-def test_killed_runs_end_like_one_left_alone(tmp_path):
-    command = [sys.executable, soak.__file__, "--kills=1", "--stops=0"]
-    out = tmp_path / "soak.json"
-    ended = subprocess.run(
-        [*command, "--seed=1", f"--out={out}"],
-        env=helpers.environment({}),
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stderr
-    report = json.loads(out.read_text())
-    assert (report["kills"], report["stops"]) == (1, 0)
-    assert report["runs_equal"] == report["runs"] > 0, report
+def test_a_killed_run_ends_like_one_left_alone(tmp_path, monkeypatch):
+    """SIGKILL while a checkpoint is written."""
+    environment = helpers.environment(soak.ENVIRONMENT | {"LRA_JAX_CPU_DEVICES": "2"})
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if os.environ["JAX_COMPILATION_CACHE_DIR"]:
+        (tmp_path / "cache").symlink_to(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    few = [flag.replace("000", "00") for flag in soak.FLAGS]
+    monkeypatch.setattr(soak, "FLAGS", (*few, "--train.batch_size=8"))
+    monkeypatch.setattr(soak, "make_plan", lambda *_: [("SIGKILL", "checkpoint")])
+    report = soak.soak(tmp_path, 1, 0, random.Random(1))
+    assert report["kills"] == report["runs"] == report["runs_equal"] == 1, report
 
 
 def test_the_phases_are_all_planned():

@@ -13,9 +13,11 @@ from typing import Any
 
 import helpers
 import pytest
-from run_helpers import without_times
+from run_helpers import main, without_times
 
+from lra_jax.training.checkpoints import Checkpoints
 from lra_jax.training.session import Session
+from lra_jax.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -50,39 +52,62 @@ sys.argv[1:] = sys.argv[4:]
 sys.argv[0] = "train"
 runpy.run_module("lra_jax.train", run_name="__main__", alter_sys=True)
 """
-TRAINER = "lra_jax.training.trainer"
-CHECKPOINTS = "lra_jax.training.checkpoints"
 NOTHING = r"error: interrupted; to resume: python -m lra_jax\.train --task"
-SAVED = r"saved step {step} in .*; to resume: python -m lra_jax\.train --task"
+SAVED = r"saved step 10 in .*; to resume: \S*python -m lra_jax\.train --task"
 MOMENTS = {
     "first imports": ("argparse", "", "error: interrupted"),
     "data": ("lra_jax.data.listops_trees", "iterate", NOTHING),
-    "an evaluation": (TRAINER, "Trainer.evaluate", SAVED.format(step=10)),
-    "a save": (CHECKPOINTS, "Checkpoints.save_latest", SAVED.format(step=10)),
     "the scores": ("lra_jax.training.session", "Session._score", NOTHING),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_at_a_moment(data_dir, dataset, finished, tmp_path, moment):
+def test_a_signal_at_a_moment(data_dir, dataset, tmp_path, moment):
+    """Nothing is to be saved, and a thread that waits for signals ends the process."""
     module, function, line = MOMENTS[moment]
     place = tmp_path / "data" if moment == "data" else data_dir
-    config = helpers.tiny(place, tmp_path / "run")
+    few = {"steps": 2, "warmup": 0, "eval_every": 2}
+    config = helpers.tiny(place, tmp_path / "run", train=few)
     number = list(MOMENTS).index(moment)
     signum = (signal.SIGINT, signal.SIGTERM)[number % 2]
     arguments = (module, function, str(int(signum)), *helpers.flags(config))
     ended = helpers.run("-c", HOOK, *arguments)
     assert ended.returncode == 128 + signum, ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
-    told = [
-        text
-        for text in (ended.stdout + ended.stderr).splitlines()
-        if "interrupted" in text or "saved step" in text
-    ]
-    assert len(told) == 1 and re.match(line, told[0]), ended
+    assert_told_once(ended.stdout + ended.stderr, line)
     if moment == "data":
         assert not list(tmp_path.rglob("incomplete.*"))
-    if moment == "an evaluation":  # The next session begins with it.
+
+
+def assert_told_once(text: str, line: str) -> None:
+    told = [x for x in text.splitlines() if "interrupted" in x or "saved step" in x]
+    assert len(told) == 1 and re.match(line, told[0]), text
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "signum"),
+    [
+        (Trainer, "evaluate", signal.SIGINT),
+        (Checkpoints, "save_latest", signal.SIGTERM),
+    ],
+)
+def test_a_signal_while_training(
+    finished, tmp_path, monkeypatch, capsys, owner, name, signum
+):
+    """The step is saved; the next session goes on with what was broken off."""
+    usual = getattr(owner, name)
+
+    def hooked(*args, **keywords):
+        monkeypatch.undo()
+        os.kill(os.getpid(), signum)
+        return usual(*args, **keywords)
+
+    monkeypatch.setattr(owner, name, hooked)
+    config = finished.config.replace(workdir=str(tmp_path / "run"))
+    assert main(config) == 128 + signum
+    shown = capsys.readouterr()
+    assert_told_once(shown.out + shown.err, SAVED)
+    if name == "evaluate":
         with Session(config, quiet=True) as session:
             session.run()
         assert without_times(tmp_path / "run") == without_times(finished.workdir)
