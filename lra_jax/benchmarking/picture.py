@@ -11,8 +11,8 @@ def draw(report: Mapping[str, Any]) -> Chart:
     """The picture of a report, with one column of panels for each kind of work.
 
     A line is one mechanism in one dtype; it ends where the next length did not fit or
-    would have taken too long. T^x at its end is its slope, over the lengths from 4,096
-    tokens on if there are two; where lines share colours, only the text has it.
+    would have taken too long. T^x in a panel's legend is the slope, over the lengths
+    from 4,096 tokens on if there are two. Many lines have one legend without it.
     """
     rows = [row for row in report["rows"] if row["status"] == "measured"]
     works = list(dict.fromkeys(row["work"] for row in rows))
@@ -20,6 +20,7 @@ def draw(report: Mapping[str, Any]) -> Chart:
     slopes = {
         (x["attention"], x["work"], x["dtype"]): x for x in report.get("exponents", [])
     }
+    is_alone = len(names) <= charts.COLOURS
     small = min((row["peak_bytes"] for row in rows), default=0) < 1_000_000
     unit, name = (1e-6, "MB") if small else (1e-9, "GB")
     kinds = (
@@ -29,7 +30,7 @@ def draw(report: Mapping[str, Any]) -> Chart:
     panels = []
     for kind, key, unit, label in kinds:
         for work in works:
-            lines, powers = [], []
+            lines = []
             for style, (attention, dtype) in enumerate(names):
                 line = attention, work, dtype
                 points = sorted(
@@ -39,22 +40,20 @@ def draw(report: Mapping[str, Any]) -> Chart:
                 )
                 if points:
                     title = attention if dtype == "float32" else f"{attention}, {dtype}"
-                    slope = slopes.get(line)
-                    powers.append(f"$T^{{{slope[kind]:.2f}}}$" if slope else "")
+                    if is_alone and line in slopes:
+                        title += f", $T^{{{slopes[line][kind]:.2f}}}$"
                     xs, ys = zip(*points, strict=True)
                     lines.append(charts.Line(title, xs, ys, style=style))
             settings = {"ylabel": label}
             settings |= {"title": work} if kind == "time" else {"xlabel": "tokens"}
             lengths = [x for line in lines for x in line.x]
-            ends = powers if len(names) <= charts.COLOURS else ()
-            panels.append(
-                Panel(lines, is_log=True, lengths=lengths, settings=settings, ends=ends)
-            )
+            looks: Any = {"lengths": lengths, "legend": is_alone}
+            panels.append(Panel(lines, is_log=True, settings=settings, **looks))
     return Chart(
         "benchmark",
         panels,
         columns=len(works),
-        size=(5.0, 3.2),
+        size=(6.2 if is_alone else 5.0, 3.2),
         layout={"sharex": "col"},
         title=_title(report, "\n" if len(works) < 2 else "; "),
     )

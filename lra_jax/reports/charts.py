@@ -92,7 +92,6 @@ class Panel(NamedTuple):
       is_log: the y axis is logarithmic.
       lengths: ticks of a logarithmic x axis; () = a linear one.
       settings: of ``Axes.set``.
-      ends: a text to the right of each line's end; () = none.
       legend: it has its own, to its right; the others then have none.
     """
 
@@ -102,7 +101,6 @@ class Panel(NamedTuple):
     is_log: bool = False
     lengths: Sequence[int] = ()
     settings: Mapping[str, Any] = {}
-    ends: Sequence[str] = ()
     legend: bool = False
 
 
@@ -251,8 +249,6 @@ def _finish(axis: Axes, panel: Panel) -> None:
     if panel.is_log:
         _log_scale(axis)
     axis.set(**panel.settings)
-    if panel.ends:
-        _label_ends(axis, panel.lines, panel.ends)
     if panel.legend:
         axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02))
 
@@ -271,36 +267,6 @@ def _add_legend(figure: Figure, axes: Any) -> None:
         if columns == 1 or drawn.get_window_extent().width <= figure.bbox.width:
             return
         drawn.remove()
-
-
-def _label_ends(axis: Axes, lines: Sequence[Line], texts: Sequence[str]) -> None:
-    """Writes a text to the right of each line's end, in its colour.
-
-    Where lines end close together, the texts are stacked, below the panel's top.
-    """
-    low, high = np.log(axis.get_ylim())
-    pairs = sorted(zip(lines, texts, strict=True), key=lambda pair: pair[0].y[-1])
-    heights = [(np.log(line.y[-1]) - low) / (high - low) for line, _ in pairs]
-    apart = 0.055
-    below: dict[float, float] = {}
-    for i, (line, _) in enumerate(pairs):
-        heights[i] = max(heights[i], below.get(line.x[-1], -1) + apart)
-        below[line.x[-1]] = heights[i]
-    above: dict[float, float] = {}
-    for i, (line, _) in reversed(list(enumerate(pairs))):
-        heights[i] = min(heights[i], above.get(line.x[-1], 0.97 + apart) - apart)
-        above[line.x[-1]] = heights[i]
-    for (line, text), height in zip(pairs, heights, strict=True):
-        axis.annotate(
-            text,
-            (line.x[-1], height),
-            (7, 0),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=line_style(line.style or 0)["color"],
-        )
 
 
 def draw_image(

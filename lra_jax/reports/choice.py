@@ -169,9 +169,9 @@ Budget = tuple[int, str]
 """The number of examples that training showed, and the fingerprint of the data."""
 
 
-def budgets(groups: Sequence[Group]) -> dict[str, Budget]:
-    """The training budget of each group, by its name."""
-    return {full_title(group, groups): group.budget for group in groups}
+def budgets(groups: Sequence[Group], among: Sequence[Group] = ()) -> dict[str, Budget]:
+    """The training budget of each group, by its name `among` more groups."""
+    return {full_title(group, among or groups): group.budget for group in groups}
 
 
 def unequal_budgets(rows: Mapping[str, Budget]) -> str:

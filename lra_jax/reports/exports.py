@@ -4,17 +4,19 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
 from lra_jax.reports.choice import (
+    budgets,
+    chosen_groups,
     describe_settings,
     find_families,
     settings_table,
     unequal_budgets,
 )
-from lra_jax.reports.comparison import differing_settings
+from lra_jax.reports.comparison import differing_settings, full_title
 from lra_jax.reports.protocol import protocol
 from lra_jax.reports.runs import Group
 from lra_jax.reports.table import Table, to_latex_text
@@ -120,68 +122,55 @@ def to_latex(groups: Sequence[Group]) -> str:
     """Tables for each task, in the style of booktabs: first the runs by the LRA's
     protocol, comparable with published rows, then those with other training or models,
     then those on other data; and last every setting of the mechanisms with several."""
-    tables: dict[str, list[Row]] = {}
-    for row in sorted(rows(groups), key=_rank):
-        if row["chosen"]:
-            tables.setdefault(_caption(row), []).append(row)
-    parts = [_table(caption, members) for caption, members in tables.items()]
+    tables: dict[str, list[Group]] = {}
+    for group in sorted(chosen_groups(groups), key=_rank):
+        tables.setdefault(_caption(group), []).append(group)
+    parts = [_table(caption, members, groups) for caption, members in tables.items()]
     settings = settings_table(groups)
     if settings.rows:
         parts.append(settings.latex("all settings", [describe_settings(groups)]))
     return "\n".join(["% \\usepackage{booktabs, tabularx}", *parts])
 
 
-def _rank(row: Row) -> tuple[str, bool, bool]:
-    return row["task"], not row["official_protocol"], not row["official_data"]
+def _rank(group: Group) -> tuple[str, bool, bool]:
+    return group.config.task, not group.by_protocol, not group.official
 
 
-def _caption(row: Row) -> str:
-    """The task of a row, and why it cannot be compared with published ones."""
-    whose = "the LRA's" if get_task(row["task"]).suite is None else "the suite's"
-    if row["official_protocol"]:
-        return row["task"]
-    if row["official_data"]:
-        return f"{row['task']}, not {whose} protocol"
-    return f"{row['task']}, not {whose} data settings"
+def _caption(group: Group) -> str:
+    """The task of a group, and why it cannot be compared with published ones."""
+    task = group.config.task
+    whose = "the LRA's" if get_task(task).suite is None else "the suite's"
+    if group.by_protocol:
+        return task
+    return f"{task}, not {whose} {'protocol' if group.official else 'data settings'}"
 
 
-def _table(caption: str, rows: Sequence[Row]) -> str:
+def _table(caption: str, groups: Sequence[Group], among: Sequence[Group]) -> str:
     """Of language models with the scores of texts in place of the accuracy."""
+    rows = [_row(group) for group in groups]
     names = [name for name in _OF_TEXTS if any(row[name] is not None for row in rows)]
     heads = [name.replace("_", " ") for name in names] or [
-        f"test {rows[0]['metric']}, %"
+        f"test {groups[0].metric}, %"
     ]
-    unequal = _unequal(rows)
+    unequal = unequal_budgets(budgets(groups, among))
     # No mark where it would choose a setting on the test split.
-    by_test = any(row["settings_tried"] > 1 and not row["chosen_by"] for row in rows)
+    tried = {id(x): len(f.groups) for f in find_families(among) for x in f.chosen}
+    by_test = any(group.last_only and tried[id(group)] > 1 for group in groups)
     is_marked = len(rows) > 1 and not unequal and not by_test
-    cells = [_column(rows, name, is_marked) for name in names or ["accuracy"]]
+    columns = [_column(rows, name, is_marked) for name in names or ["accuracy"]]
     protocols = list(dict.fromkeys(row["protocol"] for row in rows))
     lines = []
-    for number, row in enumerate(rows):
-        speed = f"{row['steps_per_second']:.2f} ({row['steps_per_second_kind']})"
-        model = to_latex_text(_model(row))
+    for group, row, *cells in zip(groups, rows, *columns, strict=True):
+        model = to_latex_text(full_title(group, among))
         if len(protocols) > 1:
             mark = protocols.index(row["protocol"]) + 1
             model = Markup(rf"{model}\textsuperscript{{{mark}}}")
-        numbers = (row["seeds"], f"{row['parameters']:,}", speed)
-        lines.append((model, *(column[number] for column in cells), *numbers))
+        speed = f"{row['steps_per_second']:.2f} ({group.speed_kind})"
+        lines.append((model, *cells, row["seeds"], f"{row['parameters']:,}", speed))
     head = ("model", *heads, "seeds", "parameters", "steps/s")
     bold = "Bold: within one standard error of the best." if is_marked else ""
     note = _note(rows, protocols, unequal or bold)
     return Table(head, lines).latex(caption, note)
-
-
-def _model(row: Row) -> str:
-    more = f" ({row['settings']})" if row["settings"] else ""
-    return f"{row['attention']}, {row['preset']}{more}"
-
-
-def _unequal(rows: Sequence[Row]) -> str:
-    budgets = {
-        _model(row): (row["training_examples"], row["data_fingerprint"]) for row in rows
-    }
-    return unequal_budgets(budgets)
 
 
 def _note(rows: Sequence[Row], protocols: Sequence[str], remark: str) -> list[str]:
@@ -201,55 +190,41 @@ def _note(rows: Sequence[Row], protocols: Sequence[str], remark: str) -> list[st
     return [f"{words}; {errors}. {remark}", *lines]
 
 
-class _Score(NamedTuple):
-    """A mean over seeds with its sample deviation, and its standard error, 0 if that is
-    not known."""
-
-    mean: float
-    deviation: float | None
-    error: float
-    digits: int
-    remark: str = ""
-
-    def latex(self, is_bold: bool) -> Markup:
-        """The cell of a table."""
-        text = f"{self.mean:.{self.digits}f}"
-        text = rf"\mathbf{{{text}}}" if is_bold else text
-        if self.deviation is not None:
-            text += rf" \pm {self.deviation:.{self.digits}f}"
-        return Markup(f"${text}${self.remark}")
-
-
 def _column(rows: Sequence[Row], name: str, is_marked: bool) -> list[Markup]:
     """The cells of a score; bold are those within one standard error of the best."""
-    scores = [_score(row, name) for row in rows]
     sign = -1 if name in _OF_TEXTS else 1
+    scores = [_score(row, name) for row in rows]
     known = [score for score in scores if score is not None]
-    best = max(known, key=lambda score: sign * score.mean)
-    least = sign * best.mean - best.error
-    return [
-        Markup("--")
-        if score is None
-        else score.latex(is_marked and sign * score.mean >= least)
-        for score in scores
-    ]
+    best, error, *_ = max(known, key=lambda score: sign * score[0])
+
+    def cell(mean: float, _: float, digits: int, rest: str) -> Markup:
+        text = f"{mean:.{digits}f}"
+        if is_marked and sign * mean >= sign * best - error:
+            text = rf"\mathbf{{{text}}}"
+        return Markup(f"${text}{rest}")
+
+    return [Markup("--") if score is None else cell(*score) for score in scores]
 
 
-def _score(row: Row, name: str) -> _Score | None:
-    """A score of a row; None if it has none, as words have no bits per byte."""
-    if name in _OF_TEXTS:
-        mean, deviation = row[name], row[f"{name}_deviation"]
-        error = (deviation or 0.0) / math.sqrt(row["seeds"])
-        return None if mean is None else _Score(mean, deviation, error, 3)
-    if row["mean_over_parts"] is not None:
-        return _Score(row["mean_over_parts"], None, 0.0, 2, " (mean over its parts)")
+def _score(row: Row, name: str) -> tuple[float, float, int, str] | None:
+    """The mean of a score, its standard error (0 if that is not known), its digits, and
+    the LaTeX after it; None if a row has none, as words have no bits per byte."""
     mean, deviation = row["test_accuracy"], row["deviation_over_seeds"]
+    digits, error, rest = 2, row["standard_error_of_examples"], "$"
+    if name in _OF_TEXTS:
+        digits, error = 3, None
+        mean, deviation = row[name], row[f"{name}_deviation"]
+    elif row["mean_over_parts"] is not None:
+        mean, deviation, error = row["mean_over_parts"], None, None
+        rest = "$ (mean over its parts)"
+    if mean is None:
+        return None
     if deviation is not None:
-        return _Score(mean, deviation, deviation / math.sqrt(row["seeds"]), 2)
-    error = row["standard_error_of_examples"]
-    if error is None:
-        return _Score(mean, None, 0.0, 2)
-    return _Score(mean, None, error, 2, rf" (se ${error:.2f}$)")
+        error = deviation / math.sqrt(row["seeds"])
+        rest = rf" \pm {deviation:.{digits}f}$"
+    elif error is not None:
+        rest = rf"$ (se ${error:.2f}$)"
+    return mean, error or 0.0, digits, rest
 
 
 Writer = Mapping[str, Callable[[Sequence[Group]], str]]

@@ -71,16 +71,6 @@ def test_a_single_step_has_a_tick_of_its_own():
     assert [x for x in axis.get_xticks() if low <= x <= high] == [3]
 
 
-def test_texts_at_the_ends_of_lines_do_not_touch():
-    lines = [Line(name, [1, 2], [1, end]) for name, end in (("a", 10), ("b", 10.1))]
-    figure, axis = drawn(*lines, is_log=True, ends=["first", "second"])
-    figure.draw_without_rendering()
-    first, second = (text.get_window_extent() for text in axis.texts)
-    assert not first.overlaps(second) and first.y0 < second.y0
-    assert first.x0 > axis.transData.transform((2, 10))[0]
-    assert second.y1 <= axis.get_window_extent().y1
-
-
 def test_axes_of_lengths_are_powers_of_two():
     line = Line("a", [512, 1024, 3072], [1e-7, 0.5, 1])
     _, axis = drawn(line, lengths=[3072, 512, 1024, 512], is_log=True)
