@@ -1,6 +1,5 @@
 """Which setting of a mechanism a report shows: validation chooses, never the test."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -122,7 +121,7 @@ def settings_table(groups: Sequence[Group]) -> Table:
     for family in find_families(groups):
         for group in family.groups if len(family.groups) > 1 else ():
             is_chosen = len(family.chosen) == 1 and group is family.chosen[0]
-            score = f"{_test_score(group):.2f}"
+            score = f"{group.score:.2f}"
             score += " (last checkpoint)" if group.last_only else ""
             name, mark = full_title(group, groups), "yes" if is_chosen else ""
             counts = len(group.runs), f"{group.budget[0]:,}"
@@ -140,14 +139,6 @@ def describe_settings(groups: Sequence[Group]) -> str:
         f"{SETTINGS} Settings of unequal numbers of training examples (steps x batch "
         "size) are NOT comparable with each other."
     )
-
-
-def _test_score(group: Group) -> float:
-    """Mean over seeds; of a task with parts, the mean over these."""
-    if group.last_only:
-        return group.mean(group.accuracy)
-    accuracy = get_task(group.config.task).accuracy_of
-    return statistics.fmean(accuracy(result.to_dict()) for result in group.results)
 
 
 def all_settings(groups: Sequence[Group]) -> list[Part]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +67,7 @@ def _row(group: Group) -> Row:
         "deviation_over_seeds": group.deviation(group.accuracy),
         "standard_error_of_examples": error,
         "test_accuracy_last": group.mean("test_accuracy_last"),
-        "mean_over_parts": _mean_over_parts(group) if task.by_parts else None,
+        "mean_over_parts": group.score if task.by_parts and group.parts else None,
         **_scores_of_texts(group),
         "official_data": group.official,
         "official_protocol": group.by_protocol,
@@ -86,14 +85,6 @@ def _row(group: Group) -> Row:
         "command": first.command,
         "protocol": protocol(group),
     }
-
-
-def _mean_over_parts(group: Group) -> float | None:
-    """None if the parts were not recorded."""
-    if not all(result.test_accuracy_by_length for result in group.results):
-        return None
-    accuracy = get_task(group.config.task).accuracy_of
-    return statistics.fmean(accuracy(result.to_dict()) for result in group.results)
 
 
 def _scores_of_texts(group: Group) -> Row:

@@ -124,6 +124,22 @@ class Group:
         """The accuracy that counts: the best checkpoint's unless it saw the test."""
         return "test_accuracy_last" if self.last_only else "test_accuracy_best"
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """The mean accuracy over seeds of each part of the test split that all seeds
+        have; empty if a seed has none."""
+        parts = [result.test_accuracy_by_length for result in self.results]
+        names = [name for name in parts[0] if all(name in part for part in parts)]
+        return {name: statistics.fmean(part[name] for part in parts) for name in names}
+
+    @property
+    def score(self) -> float:
+        """The test accuracy, mean over seeds; of a task by parts the mean over these,
+        if they were recorded."""
+        if get_task(self.config.task).by_parts and self.parts:
+            return statistics.fmean(self.parts.values())
+        return self.mean(self.accuracy)
+
 
 def read_runs(*folders: Path, allow_code: bool = False) -> tuple[list[Run], list[str]]:
     """Reads every run directory in some folders, at any depth; each of them once.

@@ -189,19 +189,7 @@ def best_groups(tests: Sequence[Test]) -> Best:
 
 def score(group: Group) -> float:
     """Test accuracy in percent, above chance if the test is scaled."""
-    task, parts = get_task(group.config.task), _by_length(group)
-    accuracy = group.mean(group.accuracy)
-    if task.by_parts and parts:
-        accuracy = statistics.fmean(parts.values())
-    return _scale(task, group.config.data, accuracy)
-
-
-def _by_length(group: Group) -> dict[str, float]:
-    """The mean accuracy over seeds at each length that all seeds were tested on; empty
-    if a seed was not tested by length."""
-    parts = [result.test_accuracy_by_length for result in group.results]
-    names = [name for name in parts[0] if all(name in part for part in parts)]
-    return {name: statistics.fmean(part[name] for part in parts) for name in names}
+    return _scale(get_task(group.config.task), group.config.data, group.score)
 
 
 def _scale(task: Task, data: Any, accuracy: float) -> float:
@@ -322,7 +310,7 @@ def chart_of_parts(test: Test, best: Best, slug: str) -> Chart:
     over seeds, for models with such results."""
     lines, parts = [], "length of sequences"
     for model, row in best.items():
-        means = _by_length(row[test.name]) if test.name in row else {}
+        means = row[test.name].parts if test.name in row else {}
         if means:
             # Parts are named LENGTH, or LENGTH/PAIRS.
             if any("/" in name for name in means):
