@@ -70,48 +70,37 @@ class BenchmarkConfig:
     """Draw time and memory against the length, next to the figures."""
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
-    """The defaults of a view, for flags that are unset."""
-
-    attention: str
-    lengths: str
-    work: str
-    dtypes: str = "float32"
-    batch_size: int = 1
-
-
 _PAPERS = "local,linformer,reformer,sinkhorn,synthesizer,bigbird,linear,performer"
-_VIEWS = {
-    "none": View(
+_VIEWS: dict[str, dict[str, Any]] = {
+    "none": dict(
         attention=f"softmax,{FUSED},linear,cosformer,flow,linformer",
         lengths="1K,2K,4K",
         work="forward,forward+backward",
     ),
-    "lra": View(
+    "lra": dict(
         attention=f"softmax,{FUSED},{_PAPERS},cosformer,flow",
         lengths="1K,2K,3K,4K",
         work="train",
         batch_size=32,
     ),
-    "linformer": View(
+    "linformer": dict(
         attention=f"softmax,{FUSED}",
         lengths="512,1K,2K,4K,8K,16K,32K,64K",
         work="inference",
     ),
-    "cosformer": View(
+    "cosformer": dict(
         attention=f"softmax,{FUSED},{_PAPERS},longformer,sparse,cosformer,flow",
         lengths="1K,2K,3K,4K",
         work="inference,train",
         batch_size=32,
     ),
-    "decode": View(
+    "decode": dict(
         attention="softmax,linear,cosformer,flow,norm,retention,lightning,performer,"
         "gla,delta,gated_delta,hgrn",
         lengths="64,256,1K,2K,4K,8K,16K,32K,64K,128K,256K",
         work="decode",
     ),
-    "accelerator": View(
+    "accelerator": dict(
         attention=f"{FUSED},softmax[implementation=blocks],linear,cosformer,flow,"
         "retention,gla",
         lengths="1K,4K,16K,64K",
@@ -128,16 +117,13 @@ _ROBERTA = ModelShape(2, 768, 12, 3072, positions="learned", pooling="mean")
 _LONGEST_CALL = 2.0
 
 
-def complete(config: BenchmarkConfig, on_cpu: bool) -> View:
-    """The flags, with the view's values for unset ones."""
-    view = _VIEWS[config.view]
+def complete(config: BenchmarkConfig, on_cpu: bool) -> dict[str, Any]:
+    """The flags that a view has defaults for, with these for unset ones."""
+    defaults = {"dtypes": "float32", "batch_size": 1} | _VIEWS[config.view]
     if on_cpu:
-        view = dataclasses.replace(view, batch_size=min(view.batch_size, _CPU_BATCH))
-    flags = {
-        field.name: getattr(config, field.name) for field in dataclasses.fields(view)
-    }
-    chosen = {name: flag for name, flag in flags.items() if flag is not None}
-    return dataclasses.replace(view, **chosen)
+        defaults["batch_size"] = min(defaults["batch_size"], _CPU_BATCH)
+    flags = {name: getattr(config, name) for name in defaults}
+    return defaults | {name: x for name, x in flags.items() if x is not None}
 
 
 def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
@@ -153,27 +139,27 @@ def make_cases(config: BenchmarkConfig, on_cpu: bool) -> list[Case]:
     model = _ROBERTA if config.view == "linformer" else ModelShape()
     layers = config.layers or model.num_layers
     model = dataclasses.replace(model, remat=config.remat, num_layers=layers)
-    works = parse_names("work", view.work, WORKS)
-    allowed = _VIEWS[config.view].work
+    works = parse_names("work", view["work"], WORKS)
+    allowed = _VIEWS[config.view]["work"]
     for work in works if config.view != "none" else ():
         if work not in allowed.split(","):  # Its tables would compare it.
             raise expected("--work", f"{allowed} for --view={config.view}", repr(work))
-    subjects = split_list("attention", view.attention)
+    subjects = split_list("attention", view["attention"])
     return [
         Case(
             subject,
             work,
             length,
             dtype,
-            view.batch_size,
+            view["batch_size"],
             config.heads,
             config.head_dim,
             config.causal,
             model=model,
         )
         for work in works
-        for dtype in parse_names("dtypes", view.dtypes, DTYPES)
-        for length in parse_lengths("lengths", view.lengths)
+        for dtype in parse_names("dtypes", view["dtypes"], DTYPES)
+        for length in parse_lengths("lengths", view["lengths"])
         for subject in [*subjects, *_linformers(config, length)]
     ]
 
@@ -196,7 +182,7 @@ def timing(
       causal: which form.
       attention: mechanisms to use instead of the view's.
     """
-    values = dataclasses.asdict(complete(config, on_cpu=False))
+    values = complete(config, on_cpu=False)
     if attention is not None:
         values["attention"] = attention
     longest = min(config.max_seconds, _LONGEST_CALL)

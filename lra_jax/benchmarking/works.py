@@ -5,7 +5,6 @@ arguments and feed its results into the next call.
 """
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -196,9 +195,7 @@ def _decoding(case: Case, mechanism: Any, options: dict[str, Any]) -> Work:
     if not mechanism.stream:
         raise Unsupported("no stream to decode with")
     keywords = _keywords(mechanism, options)
-    module = importlib.import_module(mechanism.module)
-    start = getattr(module, f"{mechanism.name}_init")
-    step = getattr(module, f"{mechanism.name}_step")
+    start, step = mechanism.find("init"), mechanism.find("step")
     sizes = (case.batch_size, case.heads, case.head_dim)
     keeps_all = mechanism.name == "softmax"
 
