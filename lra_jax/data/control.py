@@ -32,9 +32,7 @@ class ControlDataset(SequenceDataset):
       arrays: those of whole episodes, as `control_files.read` returns them.
       context: steps of a window.
       returns: False hides the returns.
-      acting: "stream" or "context".
-      target: the return that an acting model is to reach; None = that of the best
-        policy, or the environment's for D4RL's data.
+      acting, target: see `lra_jax.configs.control.ControlData`.
       seed: fixes which episodes are held out.
 
     Raises:
@@ -164,12 +162,8 @@ def prepare(
     seed: int,
     **settings: Any,
 ) -> ControlDataset:
-    """Reads the episodes of a file, or plays them first.
-
-    Args:
-      data_dir: folder of episodes that are made; None = tfds' own folder.
-      path, environment, quality, episodes, context, returns, acting, target, seed: see
-        `lra_jax.configs.control.ControlData`.
+    """Reads the episodes of a file, or plays them first; for the settings, see
+    `lra_jax.configs.control.ControlData`.
 
     Raises:
       ValueError: a missing or malformed file, or an environment that is not installed.

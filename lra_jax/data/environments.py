@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lra_jax.errors import expected, known
+from lra_jax.errors import expected
 
 Act = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 """``(step, states [n, S], last rewards [n]) -> actions [n, A]``, from -1 to 1."""
@@ -143,14 +143,8 @@ _GYMNASIUM: dict[str, tuple[str, float, float, tuple[float, float]]] = {
 
 
 def make(name: str) -> Environment:
-    """An environment by its name.
-
-    Raises:
-      ValueError: an unknown name, or see `Gymnasium`.
-    """
-    if known("--data.environment", name, ("pendulum", *_GYMNASIUM)) == "pendulum":
-        return Pendulum()
-    return Gymnasium(*_GYMNASIUM[name])
+    """An environment by its name; for errors, see `Gymnasium`."""
+    return Pendulum() if name == "pendulum" else Gymnasium(*_GYMNASIUM[name])
 
 
 class Episodes(NamedTuple):

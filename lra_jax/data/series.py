@@ -103,20 +103,14 @@ def prepare(
     validation: str,
     seed: int,
 ) -> SeriesDataset:
-    """Reads the series of a path.
-
-    Args:
-      path: see `series_files.find`; None = JapaneseVowels, from the package aeon.
-      max_length: see `SeriesDataset`.
-      validation: "test" for the test split itself; "holdout" for the files' validation
-        split or, without one, a fifth of each class of the training split.
-      seed: fixes that fifth.
+    """Reads the series of a path, see `series_files.find`; for the other settings, see
+    `lra_jax.configs.series.SeriesData`.
 
     Raises:
       ValueError: there are no such files, or they are malformed.
       OSError: a file cannot be read.
     """
-    files = series_files.find(japanese_vowels() if path is None else path)
+    files = series_files.find(_japanese_vowels() if path is None else path)
     splits = series_files.read(files[0])
     if validation == "test":
         splits["valid"] = splits["test"]
@@ -134,14 +128,11 @@ def hold_out(train: Series, seed: int) -> dict[str, Series]:
     return {"train": train.at(~held), "valid": train.at(held)}
 
 
-def japanese_vowels() -> pathlib.Path:
+def _japanese_vowels() -> pathlib.Path:
     """The folder of JapaneseVowels in the package aeon, which is not imported.
 
     Source: Kudo, Toyama and Shimbo 1999, "Multidimensional curve classification using
     passing-through regions"; 9 speakers, 12 channels, 270 and 370 utterances.
-
-    Raises:
-      ValueError: aeon is not installed.
     """
     needed = "series of your own, or `pip install lra_jax[series]` for JapaneseVowels"
     parts = "datasets", "data", "JapaneseVowels"

@@ -71,11 +71,8 @@ class Series(NamedTuple):
 
 
 def find(path: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """The files at a path: one ``.npz``, or ``NAME_TRAIN.ts`` and ``NAME_TEST.ts``.
-
-    Args:
-      path: one of the files, or a folder of one pair; of several, the pair is taken
-        that has the folder's name.
+    """The files at a path: one ``.npz``, or ``NAME_TRAIN.ts`` and ``NAME_TEST.ts``,
+    which their folder stands for, too; of several pairs, for that with its own name.
 
     Raises:
       ValueError: a missing file, or a folder without one pair.
@@ -168,8 +165,6 @@ def _read_header(row: str, header: dict[str, list[str]]) -> None:
         raise expected("header", "@data before the examples", checks.shortened(row))
     name, *words = row[1:].split() or [""]
     header[name.lower()] = words
-    if name.lower() == "timestamps" and _is_true(words):
-        raise expected("@timeStamps", "false: steps are evenly spaced", "true")
     if name.lower() == "data" and not (
         _is_true(header.get("classlabel")) or _is_true(header.get("targetlabel"))
     ):

@@ -64,14 +64,12 @@ def make_act(dataset: ControlDataset, model: Any, count: int) -> Act:
     # On one device: these batches are small.
     params = jax.device_put(jax.device_get(params), jax.local_devices()[0])
     world, context = dataset.environment, dataset.context
-    shape = count, world.horizon + context
-    left = np.full(count, dataset.target, np.float64)
-    returns = np.zeros((*shape, 1), np.float32)
-    states = np.zeros((*shape, world.state_dim), np.float32)
-    actions = np.zeros((*shape, world.action_dim), np.float32)
+    shape, widths = (count, world.horizon + context), (1, world.state_dim)
+    arrays = [np.zeros((*shape, n), np.float32) for n in (*widths, world.action_dim)]
+    returns, states, actions = arrays
     steps = np.minimum(np.arange(shape[1], dtype=np.int32), world.horizon - 1)
-    times = np.broadcast_to(steps, shape)
-    rows, past = (returns, states, actions, times), None
+    rows, past = (*arrays, np.broadcast_to(steps, shape)), None
+    left = np.full(count, dataset.target, np.float64)
 
     def act(step: int, now: np.ndarray, rewards: np.ndarray) -> np.ndarray:
         nonlocal left, past

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from lra_jax.data import image, images
-from lra_jax.data.image_folders import read_picture
+from lra_jax.data.images import read_picture
 from lra_jax.data.memory import hold_out
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)

@@ -105,7 +105,6 @@ def test_a_wrong_example_is_named(tmp_path, line, problem):
     [
         (HEADER, "expected examples after @data, got none"),
         (f"{HEADER}1,2:ae\n", "expected 2 channels, as @dimensions says, got 1"),
-        ("@timeStamps true\n", "line 1: @timeStamps: expected false"),
         (
             "1,2:ae\n",
             "line 1: header: expected @data before the examples, got '1,2:ae'",
