@@ -37,34 +37,22 @@ _QUERIES = 4
 class PooledEncoder(nnx.Module):
     """The base of the classifiers: an encoder that yields one vector per sequence.
 
+    The setting ``pooling`` is "mean" over the real tokens; "cls", the row of a learned
+    vector in front of them; "first", the row of the first token; "last", that of the
+    last real one; "ends", the rows of the first and the last real token, concatenated;
+    "attention", four means, concatenated, each weighted by the softmax over the real
+    tokens of ``q . x / sqrt(D)`` with a learned q; "attention+ends", both; or
+    "flatten", the GELU of all ``max_length`` rows, concatenated, 0 at padding.
+
     Args:
-      vocab_size: token ids are below this.
-      config: the settings, among them pooling: "mean" over the real tokens; "cls", the
-        row of a learned vector in front of them; "first", the row of the first token;
-        "last", that of the last real one; "ends", the rows of the first and the last
-        real token, concatenated; "attention", four means, concatenated, each weighted
-        by the softmax over the real tokens of ``q . x / sqrt(D)`` with a learned q;
-        "attention+ends", both; or "flatten", the GELU of all ``max_length`` rows,
-        concatenated, 0 at padding.
-      rngs: for initialisation.
-      **settings: the fields of `ModelConfig`; with ``config``, they override its
-        values.
+      vocab_size, rngs, **settings: see `TransformerEncoder`.
 
     Raises:
       ValueError: a pooling that does not depend on the input, or see `ModelConfig`.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        *,
-        config: ModelConfig | None = None,
-        rngs: nnx.Rngs,
-        **settings: Any,
-    ):
-        self.encoder = TransformerEncoder(
-            vocab_size, config=config, rngs=rngs, **settings
-        )
+    def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
+        self.encoder = TransformerEncoder(vocab_size, rngs=rngs, **settings)
         config = self.encoder.config
         self.pooling, self.padding = config.pooling, config.padding
         pooling, reason = config.pooling, _why_constant(config)
@@ -238,10 +226,8 @@ class SequenceClassifier(PooledEncoder):
     computed in float32, whatever the dtype.
 
     Args:
-      vocab_size: token ids are below this; with inputs "vectors", their width C.
+      vocab_size, rngs, **settings: see `TransformerEncoder`.
       num_classes: number of logits.
-      rngs: for initialisation.
-      **settings: a ``config`` or its fields, see `PooledEncoder`.
 
     Raises:
       ValueError: a number of classes below 1, or see `PooledEncoder`.

@@ -61,11 +61,7 @@ class ModelConfig:
     such as a gated attention unit, replaces it.
 
     Attributes:
-      num_kv_heads: heads of keys and values, each shared by an equal number of adjacent
-        query heads; None = N. 1 is multi-query attention.
-      mechanism: a registered name (``python -m lra_jax.attention`` lists them), or
-        anything else that `lra_jax.attention.resolve` accepts; see
-        `MultiHeadAttention`.
+      num_kv_heads, mechanism: see `MultiHeadAttention`.
       grid: rows and columns of the images; None = sequences.
       channels: values of a pixel, 3 in colour; for inputs "linear".
       reconstructs: a learned vector, initially zero, can replace tokens, which a linear

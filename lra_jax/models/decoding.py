@@ -163,3 +163,28 @@ def _embed(
         # NaN beyond the table, where the position is traced and cannot be checked.
         x = x + take_rows(rows, places).astype(x.dtype)
     return x, position
+
+
+def state_size(encoder: VectorEncoder) -> int | None:
+    """Count of the numbers that the mechanisms of all blocks keep for one sequence.
+
+    Softmax attention keeps every key and value, counted here for ``max_length``
+    positions. A short convolution keeps a few more rows, which are not counted.
+
+    Returns:
+      The count; None if a layer has no stream: it is not causal, or its mechanism has
+      none.
+    """
+    layers = [
+        part
+        for block in encoder.blocks
+        for part in (block.attention, block.mlp)
+        if isinstance(part, MultiHeadAttention)
+    ]
+    for layer in layers:
+        entry = layer.mechanism
+        if not (layer.is_causal and entry.stream and entry.find("prefill")):
+            return None
+    states = jax.eval_shape(lambda: [x.init_state(1).mechanism for x in layers])
+    arrays = jax.tree.leaves(states)
+    return sum(x.size for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))

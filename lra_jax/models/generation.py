@@ -142,8 +142,7 @@ def _steps(
     complete, end = np.zeros(len(tokens), bool), settings.end
     for index in range(settings.num_tokens):
         tokens = draw(logits, np.int32(index))
-        more = index + 1 < settings.num_tokens
-        if end is None and more:  # Begun before the host reads the tokens.
+        if index + 1 < settings.num_tokens:  # Begun before the host reads the tokens.
             logits, state = _step(graph, params, state, tokens)
         drawn = np.array(tokens)
         if (drawn == _NO_NUMBER).any():
@@ -154,8 +153,6 @@ def _steps(
         yield drawn
         if complete.all():
             return
-        if end is not None and more:
-            logits, state = _step(graph, params, state, drawn)
 
 
 @functools.partial(jax.jit, static_argnums=0)

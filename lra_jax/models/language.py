@@ -20,8 +20,7 @@ class LanguageModel(TokenModel):
     """The base of both models: tied logits.
 
     Args:
-      vocab_size: token ids, and classes, are below this.
-      rngs, **settings: see `TokenModel`.
+      vocab_size, rngs, **settings: see `TransformerEncoder`; ids are also classes.
 
     Raises:
       ValueError: see `TokenModel`; or inputs that are not embeddings.

@@ -26,10 +26,8 @@ class MatchingClassifier(PooledEncoder):
     computed in float32, whatever the dtype.
 
     Args:
-      vocab_size: token ids are below this.
+      vocab_size, rngs, **settings: see `TransformerEncoder`.
       num_classes: number of logits.
-      rngs: for initialisation.
-      **settings: a ``config`` or its fields, see `PooledEncoder`.
 
     Raises:
       ValueError: see `PooledEncoder`.

@@ -69,6 +69,22 @@ class Prediction(NamedTuple):
     probabilities: np.ndarray
 
 
+def decide(
+    scores: np.ndarray, scale: Sequence[float] | None = None, several: bool = False
+) -> Prediction:
+    """The prediction of logits `[B, C]` or `[B, T, C]`; ``scale`` has the mean and the
+    deviation of numbers, and with ``several`` an example may have any of the classes.
+    """
+    if scale is not None:
+        mean, deviation = scale
+        numbers = scores[:, 0].astype(np.float64) * deviation + mean
+        return Prediction(numbers, np.empty((len(scores), 0), np.float32))
+    if several:
+        labels = (scores > 0).astype(np.int32)
+        return Prediction(labels, np.asarray(jax.nn.sigmoid(scores)))
+    return Prediction(scores.argmax(-1), np.asarray(jax.nn.softmax(scores, -1)))
+
+
 @dataclasses.dataclass(frozen=True)
 class Saved:
     """A model loaded from a file.
@@ -108,18 +124,12 @@ class Saved:
         check_size("batch_size", batch_size)
         rows = [self._tokens(index, example) for index, example in enumerate(examples)]
         scores = self._scores(rows, batch_size)
-        if "scale" in self.raw:
-            mean, deviation = self.raw["scale"]
-            numbers = scores[:, 0].astype(np.float64) * deviation + mean
-            return Prediction(numbers, np.empty((len(rows), 0), np.float32))
-        if self.raw.get("several"):
-            chances = np.asarray(jax.nn.sigmoid(scores))
-            return Prediction((chances > 0.5).astype(np.int32), chances)
-        labels = scores.argmax(-1)
-        if labels.ndim == 2:
+        made = decide(scores, self.raw.get("scale"), self.raw.get("several", False))
+        if scores.ndim == 3:
             lengths = np.array([len(row[0]) for row in rows])
-            labels[np.arange(labels.shape[1])[None] >= lengths[:, None]] = -1
-        return Prediction(labels, np.asarray(jax.nn.softmax(scores, -1)))
+            beyond = np.arange(scores.shape[1])[None] >= lengths[:, None]
+            made.labels[beyond] = -1
+        return made
 
     def _scores(self, rows: list[list[np.ndarray]], batch_size: int) -> np.ndarray:
         """The logits of all examples, computed batch by batch."""

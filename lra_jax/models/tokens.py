@@ -8,7 +8,6 @@ from flax import nnx
 
 from lra_jax.attention.inputs import check_shape, check_size
 from lra_jax.errors import expected
-from lra_jax.models.config import ModelConfig
 from lra_jax.models.encoder import TransformerEncoder
 from lra_jax.models.inputs import length_mask
 from lra_jax.models.layers import (
@@ -25,11 +24,7 @@ class TokenModel(nnx.Module):
     """The base of the models below: an encoder, or a decoder with ``is_causal``.
 
     Args:
-      vocab_size: token ids are below this.
-      config: the encoder's settings.
-      rngs: for initialisation.
-      **settings: the fields of `ModelConfig`; with ``config``, they override its
-        values.
+      vocab_size, rngs, **settings: see `TransformerEncoder`.
 
     Raises:
       ValueError: see `ModelConfig`; or a class vector or a reconstruction, which only
@@ -41,17 +36,8 @@ class TokenModel(nnx.Module):
     PACKED = True
     """Whether a row may hold several documents."""
 
-    def __init__(
-        self,
-        vocab_size: int,
-        *,
-        config: ModelConfig | None = None,
-        rngs: nnx.Rngs,
-        **settings: Any,
-    ):
-        self.encoder = TransformerEncoder(
-            vocab_size, config=config, rngs=rngs, **settings
-        )
+    def __init__(self, vocab_size: int, *, rngs: nnx.Rngs, **settings: Any):
+        self.encoder = TransformerEncoder(vocab_size, rngs=rngs, **settings)
         config = self.encoder.config
         others = {"pooling": config.cls_token, "reconstructs": config.reconstructs}
         others["patch"] = config.patch > 1
@@ -124,7 +110,7 @@ class TokenClassifier(TokenModel):
     """``logits_t = W encoder(tokens)_t + b``, at each position separately.
 
     Args:
-      vocab_size, config, rngs, **settings: see `TokenModel`.
+      vocab_size, rngs, **settings: see `TransformerEncoder`.
       num_classes: number of logits.
     """
 

@@ -13,7 +13,7 @@ from lra_jax.data.control import ControlDataset
 from lra_jax.data.environments import Act, play
 from lra_jax.errors import expected
 from lra_jax.models.decision import DecisionTransformer
-from lra_jax.models.state_size import state_size
+from lra_jax.models.decoding import state_size
 from lra_jax.tasks.base import Batch, Sums, add_up, encoder_config, weigh
 
 _EPISODES = {"train": 10, "valid": 10, "test": 100}

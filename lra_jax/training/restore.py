@@ -16,7 +16,7 @@ from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 from lra_jax.files import expand_home
-from lra_jax.models.saved import write
+from lra_jax.models.saved import decide, write
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import sharding
 from lra_jax.training.console import RunConsole
@@ -157,38 +157,32 @@ def predictions(
     batches = pipeline.EvalBatches(
         trainer.dataset, split, trainer.buckets, train.eval_batch_size
     )
-    to_chances = jax.nn.sigmoid if trainer.dataset.several else jax.nn.softmax
-    lines = []
+    dataset, lines = trainer.dataset, []
+    scale = dataset.scale if dataset.has_numbers else None
     tracked = console.track(batches, len(batches))
     for ids, batch in zip(batches.examples(), tracked, strict=True):
         scores = run(params, sharding.shard_batch(trainer.mesh, batch))
-        chances = np.asarray(to_chances(scores), np.float64).round(6)
-        rows = batch["labels"], np.asarray(scores), chances
+        made = decide(np.asarray(scores), scale, dataset.several)
+        chances = made.probabilities.astype(np.float64).round(6)
+        rows = batch["labels"], made.labels, chances
         lines += [
-            {"example": example, **_answer(trainer.dataset, *row)}
+            {"example": example, **_answer(dataset, *row)}
             for example, *row in zip(ids.tolist(), *rows, strict=False)
         ]
     return sorted(lines, key=lambda line: line["example"])
 
 
 def _answer(
-    dataset: SequenceDataset, label: Any, scores: np.ndarray, chances: np.ndarray
+    dataset: SequenceDataset, label: Any, answer: Any, chances: np.ndarray
 ) -> dict[str, Any]:
-    """The label of an example, what its scores predict, and its probabilities."""
+    """The label of an example, its prediction, and the probabilities of all classes."""
     if dataset.has_numbers:
         mean, deviation = dataset.scale
-        number, true = (float(x * deviation + mean) for x in (scores[0], label))
-        return {"label": true, "prediction": number}
-    if dataset.several:
-        shown = {"label": label, "prediction": scores}  # Of 1, or above 0.
-        shown = {name: dataset.name_classes(x) for name, x in shown.items()}
-        return shown | {"probabilities": chances.tolist()}
-    # Of the scores: among many classes several round to the same probability.
-    best = scores.argmax(-1)
-    if label.ndim:
-        chances, best, label = (x[label >= 0] for x in (chances, best, label))
-        shown = {"label": label.tolist(), "prediction": best.tolist()}
+        return {"label": float(label * deviation + mean), "prediction": float(answer)}
+    if label.ndim and not dataset.several:
+        chances, answer, label = (x[label >= 0] for x in (chances, answer, label))
+        shown = {"label": label.tolist(), "prediction": answer.tolist()}
     else:
-        shown = {"label": label, "prediction": best}
+        shown = {"label": label, "prediction": answer}
         shown = {name: dataset.name_classes(x) for name, x in shown.items()}
     return shown | {"probabilities": chances.tolist()}

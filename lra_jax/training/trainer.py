@@ -19,7 +19,7 @@ from lra_jax.data.stages import Curriculum, LengthWarmup, tokens_before
 from lra_jax.errors import expected, renamed
 from lra_jax.models import Buffer
 from lra_jax.models.classifier import is_of_reconstruction, is_of_task
-from lra_jax.models.state_size import state_size
+from lra_jax.models.decoding import state_size
 from lra_jax.signals import StopRequest
 from lra_jax.tasks import Task
 from lra_jax.tasks.reconstruction import reconstruction_loss

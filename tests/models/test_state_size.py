@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from lra_jax.models import TransformerEncoder
-from lra_jax.models.state_size import state_size
+from lra_jax.models.decoding import state_size
 
 # Two blocks of two heads of four columns.
 SIZES = {"num_layers": 2, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8, "max_length": 6}
