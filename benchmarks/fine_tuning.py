@@ -28,8 +28,9 @@ ATTENTIONS = (
 MODEL = (
     *("--model.num_layers=2", "--model.embed_dim=64", "--model.num_heads=2"),
     *("--model.mlp_dim=256", "--model.short_conv=4", "--train.warmup=50"),
-    *("--train.steps=300", "--train.eval_every=100"),
 )
+BYTES = ("--train.steps=2000", "--train.eval_every=500", "--train.learning_rate=0.004")
+LABELS = ("--train.steps=300", "--train.eval_every=100")
 LINES = 8
 """Of an example."""
 
@@ -66,12 +67,13 @@ def main() -> None:
         return train(plan)
 
     with cli.user_errors():
-        first = ["--task=mlm", "--train.learning_rate=0.004"]
-        pretrained = run({x: [*first, f"--attention={x}"] for x in ATTENTIONS})
+        pretrained = run(
+            {x: ["--task=mlm", f"--attention={x}", *BYTES] for x in ATTENTIONS}
+        )
         starts = {
             f"{x}, {start}": [
                 *("--task=finetune", f"--attention={x}", f"--data.path={table}"),
-                *checkpoint,
+                *(*LABELS, *checkpoint),
             ]
             for x in ATTENTIONS
             for start, checkpoint in (
