@@ -52,7 +52,7 @@ def write_table(path: Path) -> None:
 def main() -> None:
     """The command line."""
     runtime.tune_allocator()
-    parser = flags(__doc__, rates=(0.001, 0.004), seeds=1, workdir="runs/finetuning")
+    parser = flags(__doc__, rates=(0.002, 0.006), seeds=1, workdir="runs/finetuning")
     options = parser.parse_args()
     folder = Path(options.workdir)
     table = folder / "modules.tsv"
