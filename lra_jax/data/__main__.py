@@ -4,8 +4,8 @@ prepare   generates, downloads or reads the data once, and keeps them for traini
 describe  prints their sizes, lengths, labels and fingerprint.
 sample    shows some examples: as text, or for images as a contact sheet (PNG).
 
-The flags are those of training: ``prepare`` with a run's ``--task``, ``--attention``,
-``--preset`` and ``--data.*`` flags prepares the data that the run will read.
+The flags are those of training: with a run's ``--task``, ``--attention``, ``--preset``
+and ``--data.*`` flags, each command means the data that the run will read.
 """
 
 if __name__ == "__main__":
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 _CHARACTERS = 600
 _LABELS = 20  # If there are more classes, only the first are shown.
 _HELP = (__doc__ or "").strip().replace("``", "'")
-_ABOUT = {
-    "prepare": "Generates, downloads or reads the data of a task once, and keeps them "
-    "for training.\n\nThe flags are those of training: with a run's --task, "
-    "--attention, --preset and --data.* flags it prepares the data that the run will "
-    "read.",
-    "describe": "Prints the sizes, lengths, labels and fingerprint of a task's data.",
-    "sample": "Shows some examples of a task: as text, or for images as a contact "
-    "sheet (PNG).",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +104,10 @@ def main(args: Sequence[str] | None = None) -> None:
         data=preset.data,
     )
     prog = f"python -m lra_jax.data {name}"
-    command = cli.parse(kind, prog, _ABOUT[name], args[1:], default=default)
+    flags = _HELP.rpartition("\n\n")[2]
+    command = cli.parse(
+        kind, prog, f"{run.__doc__}\n\n{flags}", args[1:], default=default
+    )
     signals.advise("interrupted; incomplete data are not kept")
     with cli.user_errors():
         # The other commands write text to stdout.
@@ -125,12 +119,14 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _prepare(_: Any, task: Task, dataset: "SequenceDataset") -> None:
+    """Generates, downloads or reads the data of a task once, and keeps them."""
     sizes = ", ".join(f"{dataset.num_examples(s):,} {s}" for s in dataset.splits)
     print(f"{task.name}: {sizes}")
     print(f"in {dataset.folder}")
 
 
 def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> None:
+    """Prints the sizes, lengths, labels and fingerprint of a task's data."""
     import numpy as np
 
     _prepare(command, task, dataset)
@@ -176,6 +172,7 @@ def _describe(command: DataCommand, task: Task, dataset: "SequenceDataset") -> N
 
 
 def _sample(command: SampleCommand, task: Task, dataset: "SequenceDataset") -> None:
+    """Shows some examples of a task: as text, or for images as a contact sheet."""
     import numpy as np
 
     total = dataset.num_examples(command.split)

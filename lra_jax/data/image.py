@@ -61,25 +61,19 @@ def prepare(
     """Opens the task's data, preparing them first if necessary.
 
     Args:
-      data_dir: folder of prepared data and downloads; None = tfds' own folder.
-      path: the archive or its folder, the folder in it, or one with ``input`` and
-        ``label``; None = download the archive.
+      data_dir, path: see `originals.locate`; the path may also be the folder in it.
 
     Returns:
-      Splits `train`, `valid` and `test` of `tokens`, `uint8 [1024]`, and `label`.
-
-    Raises:
-      ValueError: a file is missing, damaged or malformed, or there is no network.
-      OSError: `data_dir` cannot be written, or its disk is full.
+      Splits of `tokens`, `uint8 [1024]`, and `label`; for errors, see
+      `originals.locate` and `builder.prepare`.
     """
     source = originals.locate(ARCHIVE, path, _files)
 
     def examples(root: pathlib.Path) -> builder.Splits:
         if source.layout is None:
             return _split(source.open(root))
-        return token_files.examples(
-            source.layout, 256, len(CLASSES), _PIXELS, exact=True
-        )
+        sizes = 256, len(CLASSES), _PIXELS
+        return token_files.examples(source.layout, *sizes, exact=True)
 
     config = builder.SequenceConfig(
         name=source.name,
@@ -104,11 +98,8 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     files = [originals.inside(path, _FOLDER) / name for name in _NAMES]
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
-        raise expected(
-            "--data.path",
-            f"{ARCHIVE.name}, its folder {_FOLDER}, or a folder with input/ and label/",
-            f"{path} without {', '.join(missing)}",
-        )
+        got = f"{path} without {', '.join(missing)}"
+        raise originals.unknown(ARCHIVE, _FOLDER, got)
     return files
 
 
@@ -135,12 +126,8 @@ def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def _parse(place: object, data: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Images `uint8 [n, 3, 1024]` and labels `[n]` of one file."""
     if not data or len(data) % _RECORD:
-        raise expected(
-            str(place),
-            f"images of {SHAPE[0]} x {SHAPE[1]} in three colours with a label, "
-            f"{_RECORD} bytes each",
-            f"{len(data):,} bytes in total",
-        )
+        needed = f"images of 32 x 32 in colour with a label, {_RECORD} bytes each"
+        raise expected(str(place), needed, f"{len(data):,} bytes in total")
     records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
     labels = records[:, 0]
     unknown = np.flatnonzero(labels >= len(CLASSES))
@@ -159,15 +146,8 @@ def is_cifar(path: pathlib.Path) -> bool:
 def read_colour(
     path: pathlib.Path,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Images `uint8 [n, 32, 32, 3]` and labels `[n]` of each split of CIFAR-10.
-
-    Args:
-      path: the archive or its folder, or the folder in it.
-
-    Raises:
-      ValueError: a file is missing, damaged or malformed.
-      OSError: it cannot be read.
-    """
+    """Images `uint8 [n, 32, 32, 3]` and labels `[n]` of each split of CIFAR-10, from
+    its archive or its folder, or the folder in it; for errors, see `prepare`."""
     place = originals.locate(ARCHIVE, path, _files).open(path)
     return {
         split: (np.moveaxis(colour.reshape(-1, 3, *SHAPE), 1, -1), labels)

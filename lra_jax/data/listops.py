@@ -64,23 +64,19 @@ def prepare(
 ) -> SequenceDataset:
     """Opens ListOps, preparing it first if necessary.
 
+    All trees are distinct across the splits, and do not depend on the number of
+    processes. With a path, see `listops_files.find`, they come from files; of the other
+    settings only `max_length`, the maximum number of tokens, is used.
+
     Args:
-      data_dir: folder of prepared data; None = tfds' own folder.
-      seed, num_train, num_valid, num_test, processes: see
-        `lra_jax.configs.listops.ListOpsData`. All trees are distinct across the splits,
-        and do not depend on the number of processes.
-      path: a folder with the official `basic_train.tsv`, `basic_val.tsv` and
-        `basic_test.tsv`, or with the released archive. The trees then come from these
-        files; of the other settings only `max_length`, the maximum number of tokens,
-        is used.
+      data_dir: see `builder.prepare`.
+      seed, num_train, num_valid, num_test, processes, path: see
+        `lra_jax.configs.listops.ListOpsData`.
       **grammar: see `listops_language.Grammar`.
 
     Returns:
-      Splits `train`, `valid` and `test` of `tokens` and `label`.
-
-    Raises:
-      ValueError: a setting is invalid, or a file is missing or malformed.
-      OSError: `data_dir` cannot be written, or its disk is full.
+      Splits of `tokens` and `label`; for errors, see `listops_files`, `Grammar` and
+      `builder.prepare`.
     """
     if path is not None:
         return _from_files(path, grammar.get("max_length", 2_000), data_dir)

@@ -176,15 +176,12 @@ def generate_by_length(
     """Generates a dataset whose test has other lengths than the training.
 
     Args:
-      name: name of the dataset.
+      name, seed, vocab_size, num_classes: as of `generate`.
       draw: makes examples, `(rng, count, least=, most=) -> Examples`.
       shortest: the shortest length that `draw` can make.
-      seed: fixes every example.
       num_train, num_valid, num_test: number of examples; a part has `num_test`.
-      min_length, max_length: lengths of training sequences.
-      test_min, test_max: lengths of validation and test sequences.
-      parts: lengths that are tested separately, as in ``"64,256"``.
-      vocab_size, num_classes: token ids and labels are below these.
+      min_length, max_length, test_min, test_max, parts: see
+        `lra_jax.configs.state.StateData`.
 
     Raises:
       ValueError: lengths that are not in increasing order, or below `shortest`.

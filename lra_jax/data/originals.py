@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 
 from lra_jax.data import archives, checks, token_files
-from lra_jax.errors import expected
+from lra_jax.errors import InputError, expected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +54,9 @@ def locate(
 
     Args:
       archive: the released archive.
-      path: an archive, a folder of its files, or the folder of an archive; None = the
-        released archive.
+      path: an archive, a folder of its files, the folder of an archive, or one with
+        ``input`` and ``label``, see `token_files`; None = the released archive, which
+        is downloaded to the folder of prepared data, ``data_dir``, when it is opened.
       list_files: lists the files in a folder on which the data depend.
       suffixes: suffixes of the sequences' files in MEGA's layout.
 
@@ -78,6 +79,12 @@ def locate(
         raise
     size = sum(file.stat().st_size for file in files)
     return Original(archive, root, layout, checks.digest(files), size)
+
+
+def unknown(archive: archives.Archive, folder: str, got: str) -> InputError:
+    """Returns an error to raise: a path holds none of a task's originals."""
+    needed = f"{archive.name}, its folder {folder}, or a folder with input/ and label/"
+    return expected("--data.path", needed, got)
 
 
 def inside(path: pathlib.Path, name: str) -> pathlib.Path:

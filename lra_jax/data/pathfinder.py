@@ -64,27 +64,23 @@ def prepare(
 ) -> SequenceDataset:
     """Opens Pathfinder, preparing it first if necessary.
 
+    Images do not depend on the number of processes. With a path, see
+    `pathfinder_files.find`, only `size`, `level`, and `seed` apply, which then fixes
+    the order before splitting.
+
     Args:
-      data_dir: folder of prepared data; None = tfds' own folder.
+      data_dir: see `builder.prepare`.
       size: side of the images: 32, 64, 128 (Path-X) or 256.
       level, num_distractors: see `Settings`. For 128 pixels LRA has 8, while others use
         17 (issue 38 of its repository).
-      seed: fixes every image; with `path`, the order before splitting.
-      num_train, num_valid, num_test, processes: see
-        `lra_jax.configs.pathfinder.PathfinderData`. The images do not depend on the
-        number of processes.
-      path: the folder of a level of the released images, or one above it. Then only
-        `size`, `level`, `seed` and `data_dir` of the settings above apply.
+      seed, num_train, num_valid, num_test, processes, path: see
+        `lra_jax.configs.pathfinder.PathfinderData`.
       easier: levels of which `num_train` further images each are put before the
         training images, in this order; only for generated images.
 
     Returns:
-      Splits `train`, `valid` and `test` of `tokens`, `uint8 [size * size]`, and
-      `label`, 1 if one path joins the circles.
-
-    Raises:
-      ValueError: a setting is invalid, or a file is missing or malformed.
-      OSError: `data_dir` cannot be written, or its disk is full.
+      Splits of `tokens`, `uint8 [size * size]`, and `label`, 1 if one path joins the
+      circles; for errors, see `pathfinder_files`, `Settings` and `builder.prepare`.
     """
     settings = Settings(size, level, num_distractors)
     if path is not None:

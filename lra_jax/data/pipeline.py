@@ -125,23 +125,14 @@ def train_iterator(
     def load(step: int) -> dict[str, np.ndarray]:
         batch = plan[step]
         chosen = Batch(batch.length, batch.ids[rows])
-        if augment is None:
-            return reader.read(chosen, warmup.limit(step))
-        draws = [
-            _generator(seed, step, row, _AUGMENTATION)
-            for row in range(batch_size)[rows]
-        ]
-        return reader.read(chosen, warmup.limit(step), augment, draws)
-
-    def batch(step: int) -> dict[str, np.ndarray]:
-        loaded = load(step)
-        if packing:
-            loaded = packed(loaded, lengths[-1], packing)
-        return loaded
+        numbers = range(batch_size)[rows] if augment else ()
+        draws = [_generator(seed, step, row, _AUGMENTATION) for row in numbers]
+        loaded = reader.read(chosen, warmup.limit(step), augment, draws)
+        return packed(loaded, lengths[-1], packing) if packing else loaded
 
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=16)
     steps = grain.MapDataset.range(num_steps)
-    return iter(steps.map(batch).to_iter_dataset(options))
+    return iter(steps.map(load).to_iter_dataset(options))
 
 
 # Ends the entropy of the generators of augmentation. It may not be 0: trailing zeros do

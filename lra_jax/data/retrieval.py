@@ -57,18 +57,12 @@ def prepare(
     """Opens the task's data, preparing them first if necessary.
 
     Args:
-      data_dir: folder of prepared data and downloads; None = tfds' own folder.
-      path: a folder with the tsv files, the unpacked release, ``lra_release.gz``, or a
-        folder with ``input`` and ``label``; None = download the release.
+      data_dir, path: see `originals.locate`; the path may also be the unpacked release.
       max_length: documents are truncated to this many bytes.
 
     Returns:
-      Splits `train`, `valid` and `test` of `tokens_1`, `tokens_2` and `label`.
-
-    Raises:
-      ValueError: a setting is wrong, a file is missing, damaged or malformed, or there
-        is no network.
-      OSError: `data_dir` cannot be written, or its disk is full.
+      Splits of `tokens_1`, `tokens_2` and `label`; for errors, see `originals.locate`
+      and `builder.prepare`.
     """
     source = originals.locate(ARCHIVE, path, _files, (".src", ".src1"))
     expected_bytes = 2 * max_length * _RELEASED_PAIRS

@@ -83,18 +83,12 @@ def prepare(
     """Opens the task's data, preparing them first if necessary.
 
     Args:
-      data_dir: folder of prepared data and downloads; None = tfds' own folder.
-      path: the archive or its folder, the folder in it, or one with ``input`` and
-        ``label``; None = download the archive.
+      data_dir, path: see `originals.locate`; the path may also be the folder in it.
       max_length, validation, seed: see `lra_jax.configs.text.TextData`.
 
     Returns:
-      Splits `train`, `valid` and `test` of `tokens` and `label`.
-
-    Raises:
-      ValueError: a setting is wrong, a file is missing, damaged or malformed, or there
-        is no network.
-      OSError: `data_dir` cannot be written, or its disk is full.
+      Splits of `tokens` and `label`; for errors, see `originals.locate` and
+      `builder.prepare`.
     """
     source = originals.locate(ARCHIVE, path, _files)
 
@@ -129,11 +123,8 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
         for file in (folder / split / label).glob("[!.]*.txt")
     ]
     if not files:
-        raise expected(
-            "--data.path",
-            f"{ARCHIVE.name}, its folder {_FOLDER}, or a folder with input/ and label/",
-            f"{path} without train/pos/*.txt",
-        )
+        got = f"{path} without train/pos/*.txt"
+        raise originals.unknown(ARCHIVE, _FOLDER, got)
     return files
 
 
@@ -182,9 +173,8 @@ def _keep(
         text, digest = whole[:max_length] or b"\n", hashlib.blake2b(whole).digest()
         reviews.setdefault((split, label), []).append(Review(file, text, digest))
     elif label != _UNLABELLED:
-        raise expected(
-            f"{place}: {name}", f"a label of {', '.join(LABELS)}", f"{label!r}"
-        )
+        needed = f"a label of {', '.join(LABELS)}"
+        raise expected(f"{place}: {name}", needed, f"{label!r}")
 
 
 def _split(reviews: Reviews, seed: int | None) -> builder.Splits:

@@ -23,15 +23,7 @@ def prepare(
     num_test: int,
     **settings: Any,
 ) -> memory.MemoryDataset:
-    """Draws the examples of a test.
-
-    Args:
-      task: its name.
-      seed: fixes every example.
-      num_train, num_valid, num_test: number of examples of each.
-      **settings: of the generator, such as `vocab_size`, the number of tokens,
-        including those with a special meaning.
-    """
+    """Draws the examples of a test; the settings are those of `lra_jax.configs.mad`."""
     if task in SAME:
         learnt = tested = functools.partial(SAME[task], **settings)
     else:

@@ -60,13 +60,6 @@ def parse_parts(name: str, text: str) -> list[Part]:
     return parts
 
 
-def _check_vocabulary(vocab_size: int, parts: list[Part]) -> None:
-    pairs = max(part.pairs for part in parts)
-    if vocab_size // 2 - 1 < pairs:
-        needed = f"at least {2 * pairs + 2}, to hold the keys and values of {pairs}"
-        raise expected("--data.vocab_size", f"{needed} pairs", vocab_size)
-
-
 def prepare(
     *,
     seed: int,
@@ -84,7 +77,10 @@ def prepare(
     """
     trained = parse_parts("--data.train", train)
     tests = parse_parts("--data.test", test)
-    _check_vocabulary(vocab_size, trained + tests)
+    pairs = max(part.pairs for part in trained + tests)
+    if vocab_size // 2 - 1 < pairs:
+        needed = f"at least {2 * pairs + 2}, to hold the keys and values of {pairs}"
+        raise expected("--data.vocab_size", f"{needed} pairs", vocab_size)
     share = -(-num_valid // len(tests))
 
     def mixed(parts: list[Part]) -> tuple[int, memory.Generator]:
