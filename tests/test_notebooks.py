@@ -27,16 +27,16 @@ DATA = """DATA = {
     "processes": 1,
 }"""
 SMALL = {
-    "1_quick_start": ["STEPS = 20", DATA],
+    "1_quick_start": ["STEPS = 8", DATA],
     "4_rank_collapse": [
         *('SHAPE = "albert"', "LAYERS = 2", "TOKENS = 16", "SEQUENCES = 1"),
         'MECHANISMS = ("softmax", "cosformer")',
     ],
     "5_bring_your_own_attention": [
-        *("STEPS = 20", DATA),
+        *("STEPS = 8", DATA),
         'SIZES = {"num_layers": 1, "max_length": 60}',
     ],
-    "6_your_own_training_loop": ["STEPS = 20", DATA],
+    "6_your_own_training_loop": ["STEPS = 8", DATA],
 }
 
 
@@ -121,6 +121,8 @@ def test_it_runs(source: Path, tmp_path: Path, notebook, capsys):
         names = set(re.findall(r"^(\w+) =", code[start:end], re.MULTILINE))
         assert {line.split()[0] for line in changed} <= names
         code = code[:end] + "\n".join(changed) + "\n\n" + code[end:]
+    # Validated once: each time is a checkpoint, too.
+    code = re.sub(r'"eval_every": STEPS // \d', '"eval_every": STEPS', code)
     exec(compile(code, source.name, "exec"), notebook)
     printed = capsys.readouterr().out
     differences = re.findall(r"largest difference: (\S+)", printed)
