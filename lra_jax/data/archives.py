@@ -79,12 +79,8 @@ def fetch(archive: Archive, data_dir: pathlib.Path) -> pathlib.Path:
     size = file.stat().st_size
     if archive.sha256 is not None and size != archive.size:
         needed = f"{archive.size:,} bytes, the size of the released file"
-        raise expected(
-            str(file),
-            needed,
-            f"{size:,}. Delete it to download it again, or give a file of your own as "
-            "--data.path",
-        )
+        advice = "Delete it to download it again, or give your own as --data.path"
+        raise expected(str(file), needed, f"{size:,}. {advice}")
     check(archive, file)
     return file
 
@@ -102,12 +98,9 @@ def check(archive: Archive, file: pathlib.Path) -> None:
         return
     digest = sha256(file)
     if digest != archive.sha256:
-        raise expected(
-            str(file),
-            f"sha256 {archive.sha256}",
-            f"{digest}: damaged or altered. Delete it, and get {archive.describe()} "
-            "again",
-        )
+        advice = f"Delete it, and get {archive.describe()} again"
+        got = f"{digest}: damaged or altered. {advice}"
+        raise expected(str(file), f"sha256 {archive.sha256}", got)
 
 
 def may_be_gzip(file: pathlib.Path) -> bool:
@@ -244,11 +237,9 @@ def _download(archive: Archive, file: pathlib.Path) -> None:
         raise expected(archive.url, f"{total:,} bytes", got)
     if archive.sha256 is not None and sha256(part) != archive.sha256:
         part.unlink()
-        raise expected(
-            archive.url,
-            f"{archive.name}, {archive.size:,} bytes with sha256 {archive.sha256}",
-            f"another file of {size:,} bytes. {_advice(archive, file)}",
-        )
+        needed = f"{archive.name}, {archive.size:,} bytes with sha256 {archive.sha256}"
+        got = f"another file of {size:,} bytes. {_advice(archive, file)}"
+        raise expected(archive.url, needed, got)
     part.rename(file)
 
 
@@ -293,15 +284,11 @@ def _explained(archive: Archive, file: pathlib.Path) -> Iterator[None]:
         reason = getattr(error, "reason", None) or error
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        raise expected(
-            str(file),
-            f"{archive.name}, there or downloaded from {archive.url}",
-            f"{reason}. {_advice(archive, file)}",
-        ) from error
+        needed = f"{archive.name}, there or downloaded from {archive.url}"
+        got = f"{reason}. {_advice(archive, file)}"
+        raise expected(str(file), needed, got) from error
 
 
 def _advice(archive: Archive, file: pathlib.Path) -> str:
-    return (
-        f"Get {archive.describe()}, and put it into {file.parent}, or name it with "
-        "--data.path"
-    )
+    place = f"put it into {file.parent}, or name it with --data.path"
+    return f"Get {archive.describe()}, and {place}"

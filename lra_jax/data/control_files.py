@@ -7,15 +7,8 @@ D4RL has them, or ``.npz``. Steps after the last end are left out. ``random_retu
 and ``expert_return`` are the returns that count as 0 and 1; without them they are
 D4RL's.
 
-Without a file, episodes are played by policies that a search found, and kept:
-
-random         actions drawn uniformly
-medium         the first policy of the search halfway from random to the best
-expert         the best policy
-medium-replay  all policies up to medium
-medium-expert  medium and expert, half and half
-
-Medium and expert policies act with a normal noise of 0.3.
+Without a file, episodes are played by random actions and by policies that a search
+found, and kept: see the qualities in docs/control.md.
 """
 
 import os
@@ -34,7 +27,7 @@ from lra_jax.files import check_regular, expand_home, lock
 REFERENCES = ("random_return", "expert_return")
 
 _ARRAYS = ("observations", "actions", "rewards", "terminals", "timeouts")
-_NOISE = 0.3
+_NOISE = 0.3  # Standard deviation of what is added to a policy's actions.
 _MEASURED = 100  # Episodes from which the return of the best policy is estimated.
 
 
@@ -166,6 +159,7 @@ def _play_all(name: str, count: int, seed: int) -> dict[str, Any]:
     drawn = environments.play(environment, uniform, seeds[:count])
     low, best = drawn.returns.mean(), returns.argmax()
     high = play(weights[np.full(_MEASURED, best)], noise=0.0).returns.mean()
+    # The first policy halfway from random to the best.
     half = int((returns >= (low + returns.max()) / 2).argmax())
     policies = {
         "medium": np.full(count, half),

@@ -11,8 +11,6 @@ Pixels are uint8 and come row by row: `[rows * columns]` in grey, as in the digi
 with other endings than .png, .jpg and .jpeg are left out.
 """
 
-import gzip
-import io
 import os
 import pathlib
 from collections.abc import Mapping
@@ -31,7 +29,7 @@ from lra_jax.data.dataset import (
 from lra_jax.data.labels import named
 from lra_jax.data.memory import hold_out
 from lra_jax.errors import expected, reason
-from lra_jax.files import open_regular, read_bytes
+from lra_jax.files import open_regular
 
 MOST_BYTES = 2 << 30
 """Folders with more bytes of pixels are read picture by picture, while training."""
@@ -222,8 +220,7 @@ def _digits() -> Labelled:
     needed = "images of your own, or `pip install lra_jax[images]` for the digits"
     parts = "datasets", "data", "digits.csv.gz"
     file = checks.find_installed("sklearn", *parts, needed=needed)
-    text = gzip.decompress(read_bytes(file)).decode()
-    table = np.loadtxt(io.StringIO(text), delimiter=",")
+    table = np.loadtxt(file, delimiter=",")
     # Ink from 0 to 16.
     pixels = np.rint(table[:, :-1] * 255 / 16).astype(np.uint8)
     return pixels.reshape(-1, 8, 8), table[:, -1].astype(np.int32)

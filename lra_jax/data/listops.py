@@ -85,8 +85,7 @@ def prepare(
     counts = "-".join(map(str, sizes.values()))
     total = sum(sizes.values())
 
-    def examples(root: pathlib.Path) -> builder.Splits:
-        del root
+    def examples(_: pathlib.Path) -> builder.Splits:
         trees = _trees(seed, total, rules, processes)
         return {split: (count, trees) for split, count in sizes.items()}
 

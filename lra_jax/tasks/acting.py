@@ -96,7 +96,6 @@ def _programs(graphdef: Any) -> tuple[Any, Any]:
 
     @jax.jit
     def stream(params: Any, inputs: Any, past: Any) -> Any:
-        """The next actions, and the past with this step."""
         model: Any = nnx.merge(graphdef, params)
         return model.step(*inputs, past)
 

@@ -37,13 +37,11 @@ def mix_batches(loss: Any, grid: tuple[int, int], mixup: float, cutmix: float) -
         kind, draw = jax.random.split(rngs.dropout())
         tokens, share = kinds[0](batch["tokens"], draw)
         if len(kinds) == 2:
-            chosen = jax.random.bernoulli(kind)
-            pair = kinds[1](batch["tokens"], draw)
-            tokens = jnp.where(chosen, pair[0], tokens)
-            share = jnp.where(chosen, pair[1], share)
-        mixed = {**batch, "tokens": tokens}
-        mixed |= {"other_labels": batch["labels"][::-1], "share": share}
-        return loss(model, mixed, rngs)
+            pairs = zip(kinds[1](batch["tokens"], draw), (tokens, share), strict=True)
+            is_cut = jax.random.bernoulli(kind)
+            tokens, share = (jnp.where(is_cut, *pair) for pair in pairs)
+        mixed = {"tokens": tokens, "other_labels": batch["labels"][::-1]}
+        return loss(model, {**batch, **mixed, "share": share}, rngs)
 
     return mixed_loss
 
