@@ -115,11 +115,7 @@ def run(config: BenchmarkConfig) -> dict[str, Any]:
 
 
 def _files(config: BenchmarkConfig) -> tuple[Path, Path | None] | None:
-    """The JSON and the picture; makes their folder now, so that errors come early.
-
-    Raises:
-      ValueError: the folder cannot be written.
-    """
+    """The JSON and the picture; makes their folder now, so that errors come early."""
     if config.out is None:
         return None
     out = expand_home(config.out, "--out")

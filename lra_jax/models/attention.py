@@ -25,7 +25,7 @@ from lra_jax.models import stream
 from lra_jax.models.gates import GateLayer
 from lra_jax.models.intermediates import sow
 from lra_jax.models.layers import Dense, HeadNorm, LayerNorm, check_even, rotate
-from lra_jax.models.options import keyword_names, split_options
+from lra_jax.models.options import Options, keyword_names, split_options
 from lra_jax.models.short_conv import ShortConv
 from lra_jax.models.stream import LayerState
 
@@ -146,7 +146,7 @@ class MultiHeadAttention(nnx.Module):
         self.conv_grid = conv_grid
         options = dict(options or ())
         of_parameters, of_function = split_options(self.mechanism, options)
-        self.function_options = tuple(of_function.items())
+        self.function_options = Options(tuple(of_function.items()))
         self._set_widths(num_heads, num_kv_heads, qkv_features, options)
         out_features = out_features or in_features
         self._make_layers(out_features, use_bias, gate, rngs)
@@ -306,7 +306,7 @@ class MultiHeadAttention(nnx.Module):
         """The non-array keywords of every call of the mechanism."""
         both = {"max_length": self.max_length, "is_causal": self.is_causal}
         taken = {name: x for name, x in both.items() if self.accepts(name)}
-        return taken | dict(self.function_options)
+        return taken | dict(self.function_options.pairs)
 
     def accepts(self, keyword: str) -> bool:
         """Whether the mechanism's function takes this keyword."""
@@ -346,14 +346,8 @@ class MultiHeadAttention(nnx.Module):
           ValueError: an array of the wrong shape, passed in or returned by a user's
             function, or packed documents or a context where they are not supported.
         """
-        return self.attend(
-            inputs,
-            context,
-            mask=mask,
-            query_mask=query_mask,
-            segment_ids=segment_ids,
-            parameters=parameters,
-        )[0]
+        rows = {"mask": mask, "query_mask": query_mask, "segment_ids": segment_ids}
+        return self.attend(inputs, context, **rows, parameters=parameters)[0]
 
     def attend(
         self,

@@ -160,10 +160,8 @@ class PooledEncoder(nnx.Module):
         return self.tokens(rows.astype(jnp.float32))
 
     def _start(self, encoded: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """The first row, `[B, D]`; for "ends", that of the first real token.
-
-        If no token is real, as in a black image, it is the last row.
-        """
+        """The first row, `[B, D]`; for "ends", that of the first real token, or the
+        last row if none is real, as in a black image."""
         if mask is None or self.padding == "lengths" or "ends" not in self.pooling:
             return encoded[:, 0]
         length = mask.shape[1]
@@ -343,10 +341,7 @@ def _mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:
 
 
 def _attend(x: jax.Array, queries: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """``sum_t softmax_t(q . x_t / sqrt(D)) x_t`` for each query q of `[Q, D]`.
-
-    `[B, T, D]` -> `[B, Q D]`.
-    """
+    """``sum_t softmax_t(q . x_t / sqrt(D)) x_t`` for each query q: `[B, Q D]`."""
     scores = jnp.einsum("btd,qd->bqt", x, queries) / x.shape[-1] ** 0.5
     mask = None if mask is None else mask[:, None]
     weights = masked_softmax(scores, mask)

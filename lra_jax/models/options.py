@@ -1,5 +1,6 @@
 """A user's options of a mechanism, sorted by where they belong."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -11,6 +12,13 @@ from lra_jax.errors import known
 
 # Passed to a mechanism by a module itself, this one or Flax's; never set by the user.
 _OWN = {"mask", "query_mask", "max_length", "is_causal", "deterministic"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options as pairs, which a module keeps: in a tuple, Flax would refuse arrays."""
+
+    pairs: tuple[tuple[str, Any], ...]
 
 
 def split_options(

@@ -420,11 +420,7 @@ def read_weights(*files: Path) -> dict[str, np.ndarray]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """``model.safetensors``, or the files that its index lists.
-
-    Raises:
-      ValueError: the index is damaged, or the weights are in another format.
-    """
+    """``model.safetensors``, or the files that its index lists."""
     file, index = (folder / f"model.safetensors{end}" for end in ("", ".index.json"))
     if file.exists() or not index.exists():
         if not file.exists() and any(folder.glob("*.bin")):

@@ -25,7 +25,7 @@ from flax import nnx
 from lra_jax import files, own_code, seals
 from lra_jax.attention.inputs import check_size
 from lra_jax.attention.registry import resolve, spell
-from lra_jax.errors import a_thing, drop_removed, expected, known, reason, writable
+from lra_jax.errors import a_thing, drop_removed, expected, known, reason
 from lra_jax.files import expand_home, read_json
 from lra_jax.models import arrays
 from lra_jax.models.attention import Buffer
@@ -205,6 +205,7 @@ def save(
     *,
     raw: Raw = IDS,
     about: Mapping[str, Any] | None = None,
+    replace: bool = False,
 ) -> None:
     """Writes a model: its arrays to ``file``, everything else as JSON next to it.
 
@@ -214,6 +215,7 @@ def save(
         `DecisionTransformer`.
       raw: how raw examples become tokens, for `Saved.predict`.
       about: further JSON values, available as `Saved.about`.
+      replace: write ``NAME.json`` over any other file as well.
 
     Raises:
       ValueError: another kind of model, one whose attention cannot be found by name or
@@ -234,20 +236,9 @@ def save(
       >>> again.predict([[1, 2, 3], [4, 5]]).labels.shape
       (2,)
     """
-    check_free(file)
-    with writable("file", "a file", file):
-        write(file, model, raw=raw, about=about)
-
-
-def write(
-    file: str | os.PathLike[str],
-    model: nnx.Module,
-    *,
-    raw: Raw,
-    about: Mapping[str, Any] | None,
-) -> None:
-    """As `save`, but replaces whatever is at ``NAME.json``."""
     path = _path(file)
+    if not replace:
+        check_free(path)
     check_raw(raw)
     kind = describe(model)
     _check_variables(model)
@@ -278,11 +269,8 @@ def check_free(file: str | os.PathLike[str]) -> None:
         values = None
     if not isinstance(values, dict) or not {"model", "raw", "about"} <= values.keys():
         needed = "NAME.safetensors, where NAME.json is free for the model's settings"
-        raise expected(
-            "file",
-            needed,
-            f"{path} next to {described.name}, which `save` did not write",
-        )
+        got = f"{path} next to {described.name}, which `save` did not write"
+        raise expected("file", needed, got)
 
 
 def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Saved:
@@ -436,11 +424,7 @@ def _check_variables(model: nnx.Module) -> None:
 
 
 def _json(name: str, values: Any) -> Any:
-    """The values as a file of JSON returns them; numbers of numpy are numbers.
-
-    Raises:
-      ValueError: JSON has no such values.
-    """
+    """The values as a file of JSON returns them; numbers of numpy are numbers."""
     try:
         return json.loads(json.dumps(values, default=_number))
     except (TypeError, ValueError) as error:

@@ -85,10 +85,8 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 
 @functools.cache
 def _leave_out_late_writes() -> None:
-    """Keeps Python from reporting writes that end after their save has failed.
-
-    Each would find its event loop closed, and print a traceback.
-    """
+    """Keeps Python from reporting writes that end after their save has failed, each
+    with a traceback that says that its event loop is closed."""
     report = sys.unraisablehook
 
     def report_others(args: "sys.UnraisableHookArgs") -> None:
@@ -225,10 +223,7 @@ class Checkpoints:
         return TrainState(**loaded["state"]), progress
 
     def _check_best(self, step: int) -> None:
-        """Detects a lost best checkpoint before a run resumes.
-
-        One of a later step will be saved again.
-        """
+        """Detects a lost best checkpoint; one of a later step will be saved again."""
         best = self._best.latest
         if best is None or best.step < step:
             requirement = f"the checkpoint of step {step}"

@@ -98,13 +98,12 @@ def writer_first(call: Callable[[], Result]) -> Result:
     all of them.
     """
     result: Any = None
+    error: Exception | None = None
     for turn in (is_writer(), not is_writer()):
-        error: Exception | None = None
-        if turn:
-            try:
-                result = call()
-            except Exception as failure:
-                error = failure
+        try:
+            result = call() if turn else result
+        except Exception as failure:
+            error = failure
         failed = agree(error is not None)
         if error is not None:
             raise error

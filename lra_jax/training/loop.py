@@ -4,7 +4,7 @@ import contextlib
 import math
 import signal
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import jax
 
@@ -48,7 +48,8 @@ def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -
     train, pretrain = trainer.config.train, trainer.config.pretrain
     step = trainer.restore()
     validated = trainer.checkpoints.seal.get("validated", False)
-    with _Loop(trainer, console, tracker) as loop:
+    loop = _Loop(trainer, console, tracker)
+    with loop.running():
         if loop.is_validated_at(step) and not validated:  # A signal ended that.
             loop.save(step, validated=loop.validate(step))
             loop.stop_if_asked(step)
@@ -64,7 +65,7 @@ def fit(trainer: Trainer, console: RunConsole, tracker: Tracker | None = None) -
 
 
 class _Loop:
-    """The work of `fit` around the steps; a context that opens files and signals."""
+    """The work of `fit` around the steps."""
 
     def __init__(self, trainer: Trainer, console: RunConsole, tracker: Tracker | None):
         self.trainer, self.console, self.config = trainer, console, trainer.config
@@ -81,19 +82,17 @@ class _Loop:
         self.profile = Profile(workdir if self.config.profile and writes else None)
         self.stop = StopRequest(alone=jax.process_count() == 1)
         self._compiled: set[Any] = set()
-        self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
-        self._stack.callback(self.metrics.close)
-        self._stack.callback(self.profile.close)
-        self._stack.enter_context(self.stop)
-        self._stack.enter_context(self.console)
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        with self._stack:
-            if isinstance(error, NonFiniteLoss):
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Context of the steps, which has the files open and waits for signals."""
+        closed = contextlib.closing
+        with closed(self.metrics), closed(self.profile), self.stop, self.console:
+            try:
+                yield
+            except NonFiniteLoss as error:
                 self.metrics.write(error.step, "not_finite")
+                raise
 
     def is_due(self, step: int, every: int) -> bool:
         """Whether something is done after this step: every few, and after the last."""
@@ -211,10 +210,7 @@ class _Loop:
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        """Context whose time, often that of a compilation, is not that of the steps.
-
-        Steps that the device has not finished are waited for first.
-        """
+        """Context whose time is not that of the steps, which are waited for first."""
         jax.block_until_ready(self.trainer.state.step)
         with self.meter.paused():
             yield

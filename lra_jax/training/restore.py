@@ -16,7 +16,7 @@ from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 from lra_jax.files import expand_home
-from lra_jax.models.saved import decide, write
+from lra_jax.models.saved import decide, save
 from lra_jax.tasks import Task, get_task
 from lra_jax.training import sharding
 from lra_jax.training.console import RunConsole
@@ -133,7 +133,8 @@ def export(file: str | Path, trainer: Trainer, params: nnx.State, step: int) -> 
     raw = dataset.raw or task.raw(dataset.max_length)
     if config.model.padding == "zeros":
         raw = {**raw, "buckets": list(trainer.buckets)}
-    write(file, _on_one_device(trainer, params), raw=raw, about=about)
+    model = _on_one_device(trainer, params)
+    save(file, model, raw=raw, about=about, replace=True)
 
 
 def predictions(

@@ -97,6 +97,16 @@ def test_attention_of_ones_own(mechanism):
     np.testing.assert_allclose(call(module, x, mask=MASK), expected, atol=1e-5)
 
 
+def test_an_array_may_be_an_option():
+    def scaled(query, key, value, scale=None):
+        return value * scale
+
+    module: Any = layer(scaled, options={"scale": jnp.full((), 2.0)})
+    x = inputs(2, 6, 8)
+    expected = module.out(2 * module.value(x))
+    np.testing.assert_allclose(call(module, x), expected, atol=1e-6)
+
+
 def test_a_mechanism_without_projections():
     """FNet takes the layer's input as it is, and its output is the layer's."""
     module, x = layer("fnet", max_length=None), inputs(2, 6, 8)

@@ -44,7 +44,7 @@ def test_the_arithmetic_is_that_of_the_longest_batch(
     config = helpers.tiny(data_dir, tmp_path, data={"buckets": "20,30,40,60"})
     seen: dict[str, list[int]] = {"timed": [], "counted": []}
 
-    def timed(trainer, batch):
+    def timed(trainer, step, batch):
         seen["timed"].append(batch["tokens"].shape[1])
         return 1.0
 
@@ -58,3 +58,25 @@ def test_the_arithmetic_is_that_of_the_longest_batch(
         dry_run.estimate(session.trainer)
     assert seen["counted"] == [max(seen["timed"])]
     assert seen["timed"][0] < max(seen["timed"])
+
+
+def test_each_part_of_a_run_has_its_own_price(data_dir, dataset, tmp_path) -> None:
+    """Three steps of pretraining, and five with labels."""
+    config = helpers.tiny(
+        data_dir,
+        tmp_path,
+        train={"steps": 8, "warmup": 1, "length_warmup": ""},
+        pretrain={"steps": 3},
+        data={"buckets": "60"},
+    )
+    with Session(config, quiet=True, dry=True) as session:
+        said: list[str] = []
+        facts = dry_run.estimate(session.trainer, said.append)
+    assert "(2 programs)" in facts["compiling"]
+    timed = [line.partition(":")[0] for line in said if line.startswith("timed")]
+    assert timed == [f"timed step {n} of 8" for n in range(1, 9)] * 2
+    times = re.findall(r"([\d.e-]+) s(?: of (\w+),?)? ", facts["a step"])
+    (*parts, (mean, _)) = times
+    assert [name for _, name in parts] == ["pretraining", "training"]
+    seconds = [float(one) for one, _ in parts]
+    assert min(seconds) * 0.5 < float(mean) < max(seconds) * 2
