@@ -83,10 +83,6 @@ def bounded_collapse(
       scale: of the embedded tokens, and so of their residual.
       length, num_layers: see `networks.Network`.
       seed: of weights and tokens.
-
-    Raises:
-      ValueError: as for `networks.Network`, or a shape whose layers have more than
-        attention (ALBERT's, XLNet's).
     """
     shape = find_shape(shape)
     if shape.relative or shape.shared:

@@ -111,11 +111,7 @@ class Captured(NamedTuple):
 
 
 def call_of(calls: Sequence[AttentionCall], layer: int) -> AttentionCall:
-    """The attention of a layer, counted from 1.
-
-    Raises:
-      ValueError: there is no such layer.
-    """
+    """The attention of a layer, counted from 1."""
     if not 1 <= layer <= len(calls):
         raise expected("layer", f"1 to {len(calls)}, the model's last", layer)
     return calls[layer - 1]
@@ -151,17 +147,12 @@ def variant_states(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The states between the blocks with parts of each block left out.
 
-    Args:
-      model, run: as in `capture`.
-      variants: by name.
+    Arguments and errors are those of `capture`.
 
     Returns:
       For each variant float32 `[L + 1, B, T, D]`, and a mask `[B, T]`: True at the
       tokens of the row's longest document (if a row is not packed, all real tokens).
       Documents do not see each other, so they do not collapse into one.
-
-    Raises:
-      ValueError: the model has no such blocks, or its stages differ in size.
     """
     blocks = _blocks(model, _run(model, run), EncoderBlock)
     first, values = blocks[0]
@@ -209,11 +200,8 @@ def _documents(values: dict[str, tuple]) -> np.ndarray:
 
 
 def longest_document(documents: np.ndarray) -> np.ndarray:
-    """Each row's longest document, the first in a tie, as boolean `[B, T]`.
-
-    Args:
-      documents: int `[B, T]`, 0 at padding.
-    """
+    """Each row's longest document, the first in a tie, as boolean `[B, T]`, of the
+    numbers `[B, T]` of documents, 0 at padding."""
     masks = []
     for row in documents:
         names, sizes = np.unique(row[row > 0], return_counts=True)

@@ -23,7 +23,6 @@ from lra_jax.analysis.networks import (
     zipf_tokens,
 )
 from lra_jax.analysis.residual import relative_residual
-from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, renamed
 from lra_jax.files import expand_home, read_json
 from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
@@ -88,10 +87,8 @@ def network_curves(
       For each variant float64 `[draws * batch_size, L + 1]`, embeddings first.
 
     Raises:
-      ValueError: as for `networks.Network`, or a number that is not positive.
+      ValueError: as for `networks.Network`.
     """
-    check_size("draws", draws)
-    check_size("batch_size", batch_size)
     shape, parts = find_shape(shape), []
     for draw in range(seed, seed + draws):
         rngs = nnx.Rngs(draw)
@@ -149,11 +146,8 @@ def model_curves(
 
 
 def collapse_curves(states: Any, mask: np.ndarray | None = None) -> np.ndarray:
-    """Relative residuals `[B, L + 1]` of hidden states `[L + 1, B, T, D]`.
-
-    Raises:
-      ValueError: the states are not finite.
-    """
+    """Relative residuals `[B, L + 1]` of hidden states `[L + 1, B, T, D]`,
+    which must be finite."""
     states = np.asarray(states, np.float64)
     if not np.isfinite(states).all():
         layer = int(np.isfinite(states).all((1, 2, 3)).argmin())
@@ -217,17 +211,8 @@ def weights_section(
     batch_size: int,
     seed: int,
 ) -> Section:
-    """A BERT, RoBERTa or GPT-2 with weights from disk, on random tokens.
-
-    Args:
-      weights: its ``model.safetensors``, or the folder; ``config.json`` is beside it.
-      variants: by name.
-      length, batch_size, seed: of the tokens.
-
-    Raises:
-      ValueError: see `lra_jax.models.from_softmax`; or sequences longer than its table
-        of positions.
-    """
+    """A BERT, RoBERTa or GPT-2 with weights from disk (its ``model.safetensors``, or
+    the folder, with ``config.json``), on random tokens."""
     path = expand_home(weights, "weights")
     try:
         encoder = from_softmax(path.parent if path.is_file() else path)

@@ -75,12 +75,8 @@ def shortest(lengths: np.ndarray) -> int:
 
 
 def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
-    """The maps of the first example of a batch.
-
-    Args:
-      saved: a `lra_jax.training.restore.SavedRun`.
-      batch: of its examples.
-      layer: counted from 1.
+    """The maps of the first example of a batch of a
+    `lra_jax.training.restore.SavedRun`.
 
     Raises:
       ValueError: there is no such layer, or its mechanism has no matrix.
@@ -320,15 +316,8 @@ def _scores(title: str, values: np.ndarray, shape: tuple[int, int], unit: str) -
 
 
 def side_by_side(runs: Sequence[tuple[Maps, Any]], title: str) -> Section:
-    """One image, and what its positions receive in each of several runs.
-
-    Args:
-      runs: the maps of an example, and its `lra_jax.training.restore.SavedRun`.
-      title: of the section.
-
-    Raises:
-      ValueError: the runs have no images, or not the same data.
-    """
+    """One image, and what its positions receive in each of several runs: the maps of
+    the example, and its `lra_jax.training.restore.SavedRun`."""
     datasets = [saved.dataset for _, saved in runs]
     if len({dataset.fingerprint for dataset in datasets}) > 1:
         raise expected("--workdir", "runs on the same data", "others")

@@ -28,7 +28,6 @@ from flax import nnx
 
 from lra_jax.analysis.path_tasks import draw_words
 from lra_jax.analysis.relative import RelativeAttention
-from lra_jax.attention.inputs import check_size
 from lra_jax.errors import expected, known
 from lra_jax.models import EncoderBlock, MultiHeadAttention
 from lra_jax.models.layers import Dense, LayerNorm
@@ -187,7 +186,6 @@ class Network(nnx.Module):
         if not 0 < length <= shape.max_length:
             raise expected("length", f"1 to {shape.max_length} tokens", length)
         self.num_layers = shape.num_layers if num_layers is None else num_layers
-        check_size("num_layers", self.num_layers)
         size = (shape.vocab_size, shape.embed_dim)
         self.embed = nnx.Param(INIT(rngs.params(), size))
         self.relative, self.shared = shape.relative, shape.shared

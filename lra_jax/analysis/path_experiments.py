@@ -27,7 +27,6 @@ from lra_jax.analysis.path_network import (
 )
 from lra_jax.analysis.path_tasks import TokenTask, convex_hull, memorisation, sorting
 from lra_jax.analysis.paths import path_length_distribution
-from lra_jax.errors import known
 from lra_jax.files import read_json, write_json
 from lra_jax.reports import charts
 from lra_jax.reports.charts import Chart, Panel
@@ -139,14 +138,11 @@ def run_experiment(
     """Trains a network and measures it along random paths.
 
     Args:
-      name: "sorting", "convex-hull" or "memorisation".
+      name: a key of `PUBLISHED`.
       experiment: its settings.
       mechanism: attention of the network.
       repeats: draws of the paths to sum, for each length and number of paths.
       seed: of data, weights, dropout and paths.
-
-    Raises:
-      ValueError: an unknown experiment, or a mechanism with parameter arrays.
     """
     train, test = _make_data(name, experiment, seed)
     settings = experiment.settings
@@ -215,7 +211,6 @@ def _make_data(
     name: str, experiment: Experiment, seed: int
 ) -> tuple[TokenTask, TokenTask]:
     """The training and the evaluation examples of an experiment."""
-    known("--experiment", name, PUBLISHED)
     num_train, count = experiment.num_train, experiment.num_train + experiment.num_eval
     if name == "memorisation":
         vocabulary = experiment.settings.vocab_size or 1

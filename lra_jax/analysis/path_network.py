@@ -163,11 +163,7 @@ class PathNetwork(nnx.Module):
 
 
 def check_mechanism(mechanism: str) -> None:
-    """Refuses a mechanism that a `PathNetwork` cannot have.
-
-    Raises:
-      ValueError: it has parameter arrays, or not all four projections.
-    """
+    """Refuses a mechanism that a `PathNetwork` cannot have."""
     entry = registry.resolve(mechanism)
     if entry.parameters or len(entry.projections) < 4:
         kind = "a mechanism of queries, keys and values without parameters of its own"
@@ -180,12 +176,7 @@ def draw_paths(
     """Random paths through ``length`` layers, `int32 [count, num_layers]`.
 
     The layers, and the head of each, are drawn uniformly; -1 = skipped.
-
-    Raises:
-      ValueError: a path longer than the network.
     """
-    if not 0 <= length <= num_layers:
-        raise expected("length", f"0 to {num_layers} layers", length)
     paths = rng.integers(num_heads, size=(count, num_layers), dtype=np.int32)
     for path in paths:
         path[rng.permutation(num_layers)[length:]] = -1
@@ -211,11 +202,8 @@ def fit_epochs(
     Args:
       model: gets the trained weights.
       loss: maps ``(model, *batch, rngs)`` to a scalar.
-      arrays: the examples, `[n, ...]` each; those beyond the last whole batch are left
-        out.
-      batch_size: examples of a step.
-      optimizer: for all parameters.
-      epochs: number of epochs; each is one program.
+      arrays: the examples, `[n, ...]` each, without those of a last, smaller batch.
+      batch_size, optimizer, epochs: of the training; an epoch is one program.
       seed: of dropout.
 
     Returns:

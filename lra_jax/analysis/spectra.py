@@ -66,11 +66,8 @@ class Spectra(NamedTuple):
 def initial_spectra(
     network: str, mechanism: str, examples: int, length: int, seeds: Sequence[int]
 ) -> Spectra:
-    """The spectra of a network at initialisation, on random tokens: means over seeds.
-
-    Raises:
-      ValueError: an unknown name, or a mechanism without a matrix.
-    """
+    """The spectra of a network at initialisation, on random tokens: means over
+    seeds."""
     shape = find_shape(network)
     draws = []
     for seed in seeds:

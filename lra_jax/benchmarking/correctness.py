@@ -131,11 +131,7 @@ def _real(x: Any) -> bool:
 
 
 def evaluate(case: Case, inputs: Mapping[str, np.ndarray], dtype: str) -> Arrays:
-    """The output of a case and the gradients of all its arrays, in float64.
-
-    Raises:
-      ValueError: an array does not fit, or this device does not support the form.
-    """
+    """The output of a case and the gradients of all its arrays, in float64."""
     function = make_work(case).function
     every = {name: jnp.asarray(x) for name, x in inputs.items()}
     cotangent = every.pop("cotangent")

@@ -62,19 +62,12 @@ def names() -> list[str]:
 def run(
     command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float
 ) -> str | None:
-    """Runs a process to its end, with its output written to a file.
+    """Runs a process to its end, with its output written to a log.
 
-    Args:
-      command: program and arguments.
-      environment: its variables, in addition to this process's.
-      log: the file.
-      seconds: time limit, after which it is asked to end.
+    After its seconds, or on Ctrl-C, it is asked to end.
 
     Returns:
       None if it succeeded; else what went wrong, in words.
-
-    Raises:
-      KeyboardInterrupt: this process was asked to stop, and has stopped the other.
     """
     # A training allocates memory as needed, so other programs keep theirs.
     variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, **environment}

@@ -69,11 +69,8 @@ class Program:
         return self._arguments is not None
 
     def load(self, min_seconds: float) -> float:
-        """Makes the arguments and calls twice; returns the second call's seconds.
-
-        Args:
-          min_seconds: a sample will consist of as many calls as take this long.
-        """
+        """Makes the arguments and calls twice; returns the second call's seconds. A
+        sample will consist of as many calls as take `min_seconds`."""
         self._arguments = jax.block_until_ready(self._make())
         self._run(1)  # Touches its memory for the first time.
         seconds = self._run(1)

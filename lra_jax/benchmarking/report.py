@@ -50,12 +50,8 @@ class Report:
         say: Callable[[str], None] = lambda text: None,
         keep: Callable[[], None] = lambda: None,
     ) -> None:
-        """Measures the machine, then every case.
-
-        Args:
-          say: called with a line for each.
-          keep: called after each, when `values` includes it.
-        """
+        """Measures the machine, then every case: calls `say` with a line for each,
+        and `keep` when `values` includes it."""
         config = self.config
         brief: dict[str, Any] = {}
         if config.quick:

@@ -59,12 +59,8 @@ def measure_roofline(
 ) -> Roofline:
     """Measures both rates on the first device; the best of the repeats.
 
-    Args:
-      dtypes: dtypes of the matrix products.
-      copy_bytes: size of the copied array; None = beyond any cache, 256 MB (1 GB on an
-        accelerator).
-      matmul_size: rows of the square matrices; None = 2,048 (8,192 on an accelerator).
-      repeats: number of measurements of each.
+    By default the copied array is beyond any cache, 256 MB (1 GB on an accelerator),
+    and the square matrices have 2,048 rows (8,192), in each of the dtypes.
     """
     on_cpu = jax.default_backend() == "cpu"
     size = copy_bytes or (256_000_000 if on_cpu else 1_000_000_000)

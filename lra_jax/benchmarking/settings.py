@@ -175,13 +175,8 @@ def _check_accelerator(config: BenchmarkConfig) -> None:
 def timing(
     config: BenchmarkConfig, causal: bool, attention: str | None = None
 ) -> BenchmarkConfig:
-    """The settings for one of the time tables of the accelerator's view.
-
-    Args:
-      config: the view's settings.
-      causal: which form.
-      attention: mechanisms to use instead of the view's.
-    """
+    """The settings for one of the time tables of the accelerator's view, in one
+    form, with these mechanisms or by default the view's."""
     values = complete(config, on_cpu=False)
     if attention is not None:
         values["attention"] = attention

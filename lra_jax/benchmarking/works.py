@@ -50,11 +50,7 @@ class Work:
 
 
 def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
-    """The mechanism and the options named by an ``--attention`` value.
-
-    Raises:
-      ValueError: an unknown name or option.
-    """
+    """The mechanism and the options named by an ``--attention`` value."""
     name, options = split_subject(text)
     if name == FUSED:
         function = "lra_jax.benchmarking.fused:fused_softmax_attention"
@@ -71,12 +67,7 @@ def find(text: str) -> tuple[registry.Mechanism, dict[str, Any]]:
 
 
 def make_work(case: Case) -> Work:
-    """The work of a case.
-
-    Raises:
-      Unsupported: the mechanism has no causal form, or no stream to decode with, or an
-        option only sets the widths of a layer.
-    """
+    """The work of a case; raises `Unsupported` if the mechanism has no such form."""
     mechanism, options = find(case.attention)
     if case.causal and mechanism.causal is False:
         raise Unsupported("no causal form")
@@ -154,11 +145,8 @@ def _gates(case: Case, mechanism: Any, options: dict[str, Any]) -> Arrays:
 
 
 def _keywords(mechanism: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of the function.
-
-    Raises:
-      Unsupported: an option only sets the widths of a layer, of which there is none.
-    """
+    """The options of the function; an option that only sets the widths of a layer
+    has none here."""
     of_parameters, keywords = split_options(mechanism, options)
     used = of_parameters.keys() | keywords.keys()
     for name in options.keys() - used - {gate.option for gate in mechanism.gates}:

@@ -272,14 +272,8 @@ def _add_legend(figure: Figure, axes: Any) -> None:
 def draw_image(
     figure: Figure, axis: Axes, values: Any, label: str, **looks: Any
 ) -> Any:
-    """Draws a matrix with its colour bar, and returns the drawn image.
-
-    Args:
-      figure, axis: where to draw.
-      values: `[rows, columns]`.
-      label: label of the colour bar, with the unit.
-      **looks: keywords of ``imshow``.
-    """
+    """Draws a matrix `[rows, columns]` with its colour bar, and returns the drawn
+    image; ``looks`` are keywords of ``imshow``."""
     axis.grid(False)
     looks = {"aspect": "auto", "cmap": RAMP, "interpolation": "nearest"} | looks
     drawn = axis.imshow(values, **looks)
@@ -317,15 +311,8 @@ def colour_scale(values: Any) -> Normalize:
 def letters(
     axis: Axes, drawn: Any, values: Any, places: Any, words: Sequence[str]
 ) -> None:
-    """Writes a word on each shaded place, in black or, on dark shades, in white.
-
-    Args:
-      axis: where to write.
-      drawn: the image or scatter plot that determines the colours.
-      values: `[words]`, the values that the colours represent.
-      places: `[words, 2]`.
-      words: one for each place.
-    """
+    """Writes a word on each of the places `[words, 2]`, which are shaded by their
+    values in a drawn image or scatter plot: in black or, on dark shades, in white."""
     for value, place, word in zip(values, places, words, strict=True):
         colour = "white" if drawn.norm(value) > 0.6 else "black"
         settings = {"ha": "center", "va": "center", "fontsize": 7, "color": colour}

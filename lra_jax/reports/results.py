@@ -48,13 +48,8 @@ _OTHER_AVERAGES = (
 
 
 def make_page(groups: Sequence[Group], notes: Sequence[str], folder: Path) -> Page:
-    """The page of a report; the caller writes it.
-
-    Args:
-      groups: finished runs.
-      notes: one line for each run that is not shown.
-      folder: folder for the page and its pictures.
-    """
+    """The page of a report, which the caller writes: finished runs, and a line for
+    each run that is not shown."""
     page = Page("Long-Range Arena: report of runs", folder)
     runs = _several(sum(len(group.runs) for group in groups), "finished run")
     page.add(

@@ -144,10 +144,6 @@ class Group:
 def read_runs(*folders: Path, allow_code: bool = False) -> tuple[list[Run], list[str]]:
     """Reads every run directory in some folders, at any depth; each of them once.
 
-    Args:
-      *folders: contain run directories.
-      allow_code: import tasks of the user's own that they name.
-
     Returns:
       The runs, ordered by path within a folder, and one line for each directory that
       cannot be read.
