@@ -42,7 +42,7 @@ COMMANDS = {
 def refused(capsys: Any, line: str, *parts: str) -> None:
     """A command line that ends in one line of the one form, with these parts."""
     name, *args = line.split()
-    kept = re.search("--task=(mqar|parity|lm)|--data.dir", line)
+    kept = re.search("--task=(mqar|parity|lm|needle|mad)|--data.dir", line)
     if name == "train" and not kept:  # Should it come so far, it ends there.
         args.insert(0, "--data.dir=/dev/null/x")
     with pytest.raises(SystemExit) as stop:
@@ -133,6 +133,8 @@ train --data.level=easy ~ --data.level: expected a flag of --task=listops
 train --task=image --data.path=/dev/null ~ /dev/null
 train --task=mqar --data.train=64/4:99999999999 ~ at most 10,000,000 examples
 train --task=parity --data.parts=9999999999 ~ expected examples that fit into memory
+train --task=needle --data.vocab_size=3 ~ --data.vocab_size: expected at least 4
+train --task=mad-noisy-recall --data.noise=1 ~ --data.noise: expected a number in
 train --task=mqar --data.train=64/40:100 ~ --data.train: expected
 train --task=pathfinder --data.num_distractors=-1 ~ --data.num_distractors: expected 0
 train --task=pathfinder --data.path=/no/such ~ /no/such

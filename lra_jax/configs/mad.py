@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 from lra_jax.configs import families, synthetic
 from lra_jax.configs.base import Config
-from lra_jax.errors import Size
+from lra_jax.errors import Rate, Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class NoisyData(MadData):
     """Number of tokens, including noise."""
     noise_vocab: Size = 16
     """Number of noise tokens."""
-    noise: float = 0.2
+    noise: Rate = 0.2
     """Share of the pairs that are noise."""
 
 

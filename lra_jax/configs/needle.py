@@ -10,9 +10,10 @@ quick (default): trained on 32 to 128 tokens, tested up to 4,096; one rate.
 """
 
 import dataclasses
+from typing import Annotated
 
 from lra_jax.configs import families, synthetic
-from lra_jax.errors import Size
+from lra_jax.errors import Range, Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class NeedleData(synthetic.SyntheticData):
 
     num_test: Size = 200
     """Test examples, in total and in each part."""
-    vocab_size: Size = 16
+    vocab_size: Annotated[int, Range("at least 4", 4)] = 16
     """Number of tokens; the last two mark the needle and ask for it."""
     min_length: Size = 32
     """Shortest sequence in training, validation and test."""

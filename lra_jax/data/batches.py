@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data import buckets as bucketing
-from lra_jax.errors import expected
 
 
 class Batch(NamedTuple):
@@ -70,8 +69,7 @@ class BatchPlan:
 
     def __getitem__(self, step: int) -> Batch:
         if not 0 <= step < self._num_steps:
-            needed = f"0..{self._num_steps - 1}"
-            raise IndexError(str(expected("step", needed, step)))
+            raise IndexError(step)
         epoch = self.epoch(step)
         bucket, ids = self._epoch(epoch)
         index = step - self._steps_before(epoch)

@@ -17,8 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from lra_jax.errors import expected, known
-
 DEGREES = 360
 """The first dash of a snake has one of this many directions."""
 
@@ -91,22 +89,11 @@ class Settings:
       level: a key of `LEVELS`.
       num_distractors: None = LRA's number, 5 (32 and 64), 8 (128) and 7 (256) on the
         hard level.
-
-    Raises:
-      ValueError: unknown size or level, or a negative number.
     """
 
     size: int = 32
     level: str = "hard"
     num_distractors: int | None = None
-
-    def __post_init__(self):
-        if self.size not in GEOMETRIES:
-            sizes = ", ".join(map(str, GEOMETRIES))
-            raise expected("size", f"one of {sizes}", f"{self.size!r}")
-        known("level", self.level, LEVELS)
-        if self.num_distractors is not None and self.num_distractors < 0:
-            raise expected("num_distractors", "0 or more", self.num_distractors)
 
     @property
     def geometry(self) -> Geometry:

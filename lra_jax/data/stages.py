@@ -167,7 +167,7 @@ class StagedPlan:
             if step in steps:
                 length, chosen = plan[step - steps.start]
                 return Batch(length, ids[chosen])
-        raise IndexError(str(expected("step", f"0..{len(self) - 1}", step)))
+        raise IndexError(step)
 
 
 def tokens_before(

@@ -180,3 +180,19 @@ def test_pixels_of_16_bits_are_refused(tmp_path):
         ValueError, match=r"deep.png: expected .* 8 bits a pixel, got 16 bits"
     ):
         read_picture(file, 8)
+
+
+def test_arrays_in_python():
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (6, 2, 3, 3), np.uint8)
+    labels = np.array([0, 1, 1, 0, 1, 0])
+    splits = {"train": (pixels, labels)}
+    splits |= {x: (pixels[n:], labels[n:]) for n, x in enumerate(("valid", "test"), 3)}
+    dataset = images.ImageDataset("mine", splits, (2, 3, 3), ["a", "b"])
+    assert [dataset.num_examples(x) for x in dataset.splits] == [6, 3, 2]
+    assert (dataset.max_length, dataset.answer("test", 0)) == (6, "label b")
+    row = dataset.source("valid")[1]["tokens"]
+    np.testing.assert_array_equal(row, pixels[4].reshape(6, 3))
+    splits["test"] = pixels[::2], labels[::2]
+    other = images.ImageDataset("mine", splits, (2, 3, 3), ["a", "b"])
+    assert other.fingerprint != dataset.fingerprint

@@ -194,16 +194,3 @@ def test_distractors_are_short_snakes_of_their_own():
     assert Settings(128).distractors == 8 and Settings(32, "easy").distractors == 10
     without, eight, many = pixels(0).mean(), pixels(None).mean(), pixels(17).mean()
     assert without < eight < many
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ((48,), "size: expected one of 32, 64, 128, 256, got 48"),
-        ((32, "harder"), "level: expected one of .* got 'harder'; did you mean 'hard'"),
-        ((32, "hard", -1), "num_distractors: expected 0 or more, got -1"),
-    ],
-)
-def test_wrong_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Settings(*settings)

@@ -360,7 +360,6 @@ def test_parts_have_widths_of_their_own():
         ("mad-recall", {"vocab_size": 3}, "vocab_size"),
         ("mad-recall", {"length": 7}, "length"),
         ("mad-noisy-recall", {"noise_vocab": 30}, "vocab_size"),
-        ("mad-noisy-recall", {"noise": 1.0}, "noise"),
         ("mad-fuzzy-recall", {"length": 12}, "length"),
         ("mad-memorise", {"vocab_size": 2}, "vocab_size"),
         ("mad-selective-copy", {"length": 33}, "length"),

@@ -150,8 +150,6 @@ def draw_recall(
         raise expected("--data.vocab_size", needed, vocab_size)
     if length < 4 or length % 2:
         raise expected("--data.length", "an even number of at least 4", length)
-    if not 0 <= noise < 1:
-        raise expected("--data.noise", "a number in [0, 1)", noise)
     num_keys, pairs = real // 2, length // 2
     book = rng.integers(num_keys, real, size=(count, num_keys))
     keys = rng.integers(num_keys, size=(count, pairs))

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from lra_jax.data import memory
-from lra_jax.errors import expected
 
 _SHORTEST = 3
 
@@ -27,13 +26,8 @@ _SHORTEST = 3
 def prepare(
     *, vocab_size: int, min_length: int, max_length: int, **settings: Any
 ) -> memory.MemoryDataset:
-    """Draws the examples; the settings are those of `lra_jax.configs.needle`.
-
-    Raises:
-      ValueError: a vocabulary without noise, or see `memory.generate_by_length`.
-    """
-    if vocab_size < 4:
-        raise expected("--data.vocab_size", "at least 4", vocab_size)
+    """Draws the examples; the settings are those of `lra_jax.configs.needle`, and for
+    errors see `memory.generate_by_length`."""
     return memory.generate_by_length(
         "needle",
         functools.partial(examples, vocab_size=vocab_size),
