@@ -37,7 +37,12 @@ class MetricsWriter:
         if not active:
             return
         self._path = workdir / FILE
-        kept = kept_metrics(workdir, resume_step, validated)
+        kept = [
+            line
+            for line in read_metrics(workdir)
+            if line["step"] < resume_step
+            or (line["step"] == resume_step and (validated or line["split"] != "valid"))
+        ]
         write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
         # Unbuffered: a failed write is noticed at once, and not retried.
         self._file = self._path.open("ab", buffering=0)
@@ -119,16 +124,6 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
 
 # Reports of training steps; those of pretraining use no labels.
 _REPORTS = ("train", "pretrain")
-
-
-def kept_metrics(workdir: Path, step: int, validated: bool) -> list[dict[str, Any]]:
-    """The lines that are kept when a run resumes from a step."""
-    return [
-        line
-        for line in read_metrics(workdir)
-        if line["step"] < step
-        or (line["step"] == step and (validated or line["split"] != "valid"))
-    ]
 
 
 def missing_reports(lines: Iterable[Mapping[str, Any]], steps: int, every: int) -> str:

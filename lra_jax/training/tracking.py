@@ -36,11 +36,7 @@ class Tracker:
         self._run: Any = None
         if config.wandb is None:
             return
-        try:
-            wandb: Any = importlib.import_module("wandb")
-        except ImportError as error:
-            needed = "a whole installation of wandb"
-            raise expected("--wandb", needed, f"{error}") from error
+        wandb: Any = importlib.import_module("wandb")
         try:
             self._run = wandb.init(
                 project=config.wandb,
