@@ -34,6 +34,8 @@ _LATEX_MARKS = str.maketrans(
 )
 _LIGATURES = re.compile("-(?=-)")
 _LONG = 30  # A column with more characters breaks lines, also inside names and paths.
+_COMMANDS = re.compile(r"\\[a-z]+|[\\{}$]")  # Not characters that are seen.
+_MOST_LINES = 40  # On a page.
 _BREAKS = re.compile(r"(?<=[/=])(?=\w)")
 _BREAKING = r">{\raggedright\arraybackslash\hangindent1em}X"
 # A spreadsheet takes these for the start of a formula.
@@ -74,15 +76,28 @@ class Table(NamedTuple):
         """LaTeX to paste, labelled after its caption, with the paragraphs of a note
         below it. It needs the packages booktabs and tabularx.
 
-        Columns with long words share the width of the page, and their lines break.
+        Columns with long words share the width of the page, and their lines break. Rows
+        that would not fit on a page are in a table of their own.
         """
         head, *rows = [list(map(to_latex_text, row)) for row in (self.head, *self.rows)]
         kinds = ["l" if index in self.words else "r" for index in range(len(head))]
+        lines = 1  # Of the highest row, in a column of about 20 characters.
         for index in self.words:
-            if max(len(row[index]) for row in rows) > _LONG:
-                kinds[index] = _BREAKING
+            longest = max(len(_COMMANDS.sub("", row[index])) for row in rows)
+            if longest > _LONG:
+                kinds[index], lines = _BREAKING, max(lines, 1 + longest // 20)
                 for row in rows:
                     row[index] = Markup(_BREAKS.sub(r"\\allowbreak ", row[index]))
+        most = max(_MOST_LINES // lines, 1)
+        if len(rows) > most:
+            starts = range(0, len(rows), most)
+            parts = [self._replace(rows=self.rows[n : n + most]) for n in starts]
+            return "\n".join(
+                part.latex(
+                    f"{caption}, {n} of {len(parts)}", note if n == len(parts) else ()
+                )
+                for n, part in enumerate(parts, start=1)
+            )
         is_wide = _BREAKING in kinds
         name = r"tabularx}{\linewidth" if is_wide else "tabular"
         end = "tabularx" if is_wide else "tabular"

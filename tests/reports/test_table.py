@@ -57,3 +57,15 @@ def test_latex_breaks_the_lines_of_long_names() -> None:
     assert r"\begin{tabularx}{\linewidth}{>{\raggedright" in text
     assert "\\end{tabularx}\n" in text
     assert r"checkpoint=\allowbreak runs/\allowbreak mlm-flow-tiny-seed0" in text
+
+
+def test_latex_splits_what_does_not_fit_on_a_page() -> None:
+    """Also where superscripts make the source of a short name long."""
+    rows = [(Markup(rf"flow, official\textsuperscript{{{n}}}"), n) for n in range(50)]
+    text = Table(("model", "seeds"), rows).latex("a b", ["the note"])
+    first, second = text.split("\\end{table}\n")[:2]
+    assert text.count(r"\begin{tabular}{lr}") == 2
+    assert r"\caption{a b, 1 of 2}" in first and r"& 39 \\" in first
+    assert r"\caption{a b, 2 of 2}" in second and r"& 49 \\" in second
+    assert r"\label{tab:a-b-2-of-2}" in second
+    assert "the note" not in first and "the note" in second
