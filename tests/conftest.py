@@ -86,6 +86,15 @@ def _keep_programs() -> None:
 _keep_programs()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the trainer come first.
+
+    They are the longest, and at the end would leave one of two workers idle; and as one
+    worker has all of them, the runs that they share are trained once.
+    """
+    items.sort(key=lambda item: "training" not in item.path.parts)
+
+
 def pytest_collection_finish() -> None:
     """Spares the garbage collector what stays until the end.
 
