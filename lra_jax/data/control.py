@@ -163,12 +163,7 @@ def prepare(
     **settings: Any,
 ) -> ControlDataset:
     """Reads the episodes of a file, or plays them first; for the settings, see
-    `lra_jax.configs.control.ControlData`.
-
-    Raises:
-      ValueError: a missing or malformed file, or an environment that is not installed.
-      OSError: a file cannot be read, or the folder cannot be written.
-    """
+    `lra_jax.configs.control.ControlData`, and for errors `control_files`."""
     world = environments.make(environment)
     if path is None:
         files = control_files.make(environment, quality, episodes, seed, data_dir)

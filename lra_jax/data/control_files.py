@@ -111,12 +111,8 @@ def make(
     seed: int,
     data_dir: str | os.PathLike[str] | None = None,
 ) -> list[pathlib.Path]:
-    """The files of a quality; those of all qualities are made first if need be.
-
-    Raises:
-      ValueError: the folder cannot be written.
-      OSError: the disk is full, or fails.
-    """
+    """The files of a quality; those of all qualities are made first if need be. For
+    errors, see `lra_jax.data.builder.prepare` and `environments.make`."""
     root = data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
     root = expand_home(root, "--data.dir").absolute() / "control"
     folder = root / f"{name}-{episodes}-seed{seed}"

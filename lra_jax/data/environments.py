@@ -93,11 +93,8 @@ class Pendulum(Environment):
 
 
 class Gymnasium(Environment):
-    """An environment of gymnasium, with one simulator an episode.
-
-    Raises:
-      ValueError: gymnasium or mujoco is not installed.
-    """
+    """An environment of gymnasium, with one simulator an episode; if that or mujoco is
+    not installed, a ``ValueError``."""
 
     horizon, scale = 1_000, 1_000.0  # As in the code of Chen et al. 2021.
 

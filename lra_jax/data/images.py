@@ -113,15 +113,12 @@ class ImageDataset(SequenceDataset):
 def prepare(
     *, path: str | os.PathLike[str] | None, size: int, seed: int
 ) -> ImageDataset:
-    """Reads images; for the settings, see `lra_jax.configs.images.ImagesData`.
+    """Reads images; for the settings, see `lra_jax.configs.images.ImagesData`, and for
+    errors `read_picture` and `lra_jax.data.image.prepare`.
 
     A fifth of each class is held out for validation, chosen by the seed, unless the
     files have a validation split; of CIFAR-10 the last tenth, as in the Long-Range
     Arena. Without a test split another fifth, always the same, is that.
-
-    Raises:
-      ValueError: there are no such files, or they are malformed.
-      OSError: a file cannot be read.
     """
     if path is None:
         pixels, labels = _digits()

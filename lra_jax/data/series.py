@@ -39,10 +39,7 @@ class SeriesDataset(SequenceDataset):
     step_parts = ("step",)
 
     def __init__(
-        self,
-        name: str,
-        splits: Mapping[str, Series],
-        max_length: int | None = None,
+        self, name: str, splits: Mapping[str, Series], max_length: int | None = None
     ):
         self.name, train = name, splits["train"]
         longest = max(map(len, train.values))
@@ -87,8 +84,6 @@ def fill_gaps(values: np.ndarray) -> np.ndarray:
     """Replaces each NaN of `[T, C]` by linear interpolation between its neighbours in
     time, or by the nearest value at an end; a channel of NaN alone stays."""
     gaps = np.isnan(values)
-    if not gaps.any():
-        return values
     filled, steps = values.copy(), np.arange(len(values))
     for channel in np.flatnonzero(gaps.any(0) & ~gaps.all(0)):
         known = ~gaps[:, channel]
@@ -104,12 +99,7 @@ def prepare(
     seed: int,
 ) -> SeriesDataset:
     """Reads the series of a path, see `series_files.find`; for the other settings, see
-    `lra_jax.configs.series.SeriesData`.
-
-    Raises:
-      ValueError: there are no such files, or they are malformed.
-      OSError: a file cannot be read.
-    """
+    `lra_jax.configs.series.SeriesData`, and for errors `series_files.read`."""
     files = series_files.find(_japanese_vowels() if path is None else path)
     splits = series_files.read(files[0])
     if validation == "test":

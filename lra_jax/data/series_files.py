@@ -124,12 +124,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Series]:
 
 
 def read_ts(file: pathlib.Path) -> Series:
-    """The examples of a ``.ts`` file.
-
-    Raises:
-      ValueError: it is malformed; the message names file and line.
-      OSError: it cannot be read.
-    """
+    """The examples of a ``.ts`` file; for errors, see `read`."""
     header: dict[str, list[str]] = {}
     values: list[np.ndarray] = []
     labels: list[str | float] = []

@@ -34,7 +34,8 @@ class DecisionTransformer(nnx.Module):
       rngs: for initialisation.
 
     Raises:
-      ValueError: sizes below 1, ``is_causal=False``, or see `ModelConfig`.
+      ValueError: sizes below 1, ``is_causal=False``, or see `ModelConfig`; from a call
+        or a step, arrays of other shapes.
 
     Examples:
       >>> config = ModelConfig(mechanism="flow", is_causal=True, max_length=60)
@@ -89,9 +90,6 @@ class DecisionTransformer(nnx.Module):
           lengths: integers `[B]`, the real steps of each row, which is padded on the
             right; None = T.
           rngs: with a stream "dropout", for training; None for evaluation.
-
-        Raises:
-          ValueError: arrays of other shapes.
         """
         check_shape("times", times, "B T", None, None)
         batch, steps = times.shape
@@ -114,10 +112,8 @@ class DecisionTransformer(nnx.Module):
         """The next actions `[B, A]`: as a call on the whole past, but by a stream.
 
         Args:
-          returns: `[B, 1]`.
-          states: `[B, S]`.
+          returns, states, times: as of a call, without the axis T.
           actions: `[B, A]`, those of the step before; at the first step ignored.
-          times: integers `[B]`.
           past: what the last call returned; None at the first step.
 
         Returns:
@@ -125,7 +121,7 @@ class DecisionTransformer(nnx.Module):
           time, unless the mechanism keeps every key, as softmax does.
 
         Raises:
-          ValueError: the mechanism has no stream, or arrays of other shapes.
+          ValueError: the mechanism has no stream.
         """
         parts = [("returns", returns, times), ("states", states, times)]
         if past is not None:
