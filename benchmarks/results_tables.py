@@ -332,6 +332,39 @@ def seed_runs(task: str, about: str) -> str:
     return table(columns, rows, note)
 
 
+def official_series() -> str:
+    """Flowformer's protocol on JapaneseVowels, beside the published accuracies."""
+    every = read_all("series_official")
+    published = {row.official: row.accuracy for row in get_task("series").published}
+
+    def scores(validation: str, checkpoint: str) -> Column:
+        return lambda name: _mean(
+            [
+                result[f"test_accuracy_{checkpoint}"]
+                for result in every
+                if (result["attention"], result["validation"]) == (name, validation)
+            ]
+        )
+
+    columns: dict[str, Column] = {
+        "attention": lambda name: name,
+        "best epoch on the test split, %": scores("test", "best"),
+        "epoch chosen on a held-out fifth": scores("holdout", "best"),
+        "last epoch": scores("holdout", "last"),
+        "published": lambda name: published.get(name, "-"),
+    }
+    seeds = len({result["seed"] for result in every})
+    note = (
+        f"Test accuracy, mean and sample standard deviation of {seeds} seeds, "
+        f"{_one(every, 'steps'):,} steps; the last epoch is that of the runs that hold "
+        "out a fifth. Measured on one or two CPU cores (AMD EPYC), with other work on "
+        "them; `results/series_official/` has the command, commit and versions of each "
+        "run."
+    )
+    names = ("softmax", "linear", "cosformer", "flow", "performer", "hgrn")
+    return table(columns, names, note)
+
+
 def by_pairs(result: Result) -> dict[int, float]:
     """Accuracy of `mqar` in percent by the number of pairs to recall."""
     parts = result["test_accuracy_by_length"]
@@ -540,6 +573,7 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
         "series",
         "JapaneseVowels, 370 test series (standard error about 0.8 points)",
     ),
+    ("docs/series.md", "official"): official_series,
     ("docs/learning.md", "results"): learning_runs,
     ("docs/learning.md", "parts"): part_runs,
     ("docs/learning.md", "pathfinder"): pathfinder_runs,
