@@ -181,8 +181,6 @@ def test_tokens_follow_zipf():
         (lambda: network_curves("brt"), ["network", "'bert'"]),
         (lambda: network_curves(TINY, "softmx"), ["softmx"]),
         (lambda: network_curves(TINY, length=513), ["length", "513"]),
-        (lambda: network_curves(TINY, draws=0), ["draws", "0"]),
-        (lambda: network_curves(TINY, num_layers=0), ["num_layers", "0"]),
         (lambda: collapse_curves(np.full((2, 1, 3, 4), np.nan)), ["layer 0", "finite"]),
     ],
 )
