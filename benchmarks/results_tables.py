@@ -144,6 +144,30 @@ def kinds() -> str:
     return table(columns, ("softmax", "linear", "cosformer", "flow"), note)
 
 
+def ablations() -> str:
+    """Flow without each of its parts, on three kinds of data."""
+    rows = ("flow", "flow, competition=false", "flow, allocation=false")
+
+    def of_variant(results: list[Result]) -> Column:
+        def row_of(result: Result) -> str:
+            options = [row for row in rows[1:] if row[6:] in result["command"].lower()]
+            return options[0] if options else result["attention"]
+
+        return lambda name: _mean([_best(r) for r in results if row_of(r) == name])
+
+    columns: dict[str, Column] = {
+        "attention": lambda name: name,
+        "JapaneseVowels, %": of_variant(read_all("series")),
+        "images, %": of_variant(read_all("images")),
+        "control, % of the expert's return": of_variant(read_all("control")),
+    }
+    note = (
+        "Mean and sample standard deviation of three seeds; the runs are in the "
+        "folders series, images and control of `results/`."
+    )
+    return table(columns, rows, note)
+
+
 def _unchanged(results: list[Result]) -> list[Result]:
     """The runs whose command changes neither model, training nor data."""
     known = {"--task", "--attention", "--preset", "--seed", "--workdir"}
@@ -560,6 +584,7 @@ def fine_tuning() -> str:
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("README.md", "kinds"): kinds,
     ("docs/which.md", "kinds"): kinds,
+    ("docs/which.md", "ablations"): ablations,
     ("docs/which.md", "results"): full_runs,
     ("docs/weights.md", "finetuning"): fine_tuning,
     ("docs/suites.md", "results"): suite_runs,
