@@ -574,9 +574,10 @@ def fine_tuning() -> str:
     seeds = len(first["scores"])
     note = (
         f"Test accuracy on {first['test_examples']} examples (standard error at most "
-        f"2.7 points), {seeds} seed{'s' * (seeds > 1)}, 300 steps of masked bytes and "
-        f"300 of labels; 19 % are of one module. {report['device']}, with other work "
-        f"on both; `{report['command']}`, `results/language/finetuning.json`."
+        f"2.7 points), {seeds} seed{'s' * (seeds > 1)}, 2,000 steps of masked bytes "
+        "and 300 of labels, these at the rate that validation prefers; 19 % are of one "
+        f"module. {report['device']}, with other work on both; `{report['command']}`, "
+        "`results/language/finetuning.json`."
     )
     return table(columns, order, note)
 
