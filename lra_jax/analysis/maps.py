@@ -295,8 +295,15 @@ def _input(pixels: np.ndarray, shape: tuple[int, int]) -> Panel:
     pixels = pixels.reshape(*shape, *pixels.shape[1:])
     settings = {"title": "input", "xlabel": "column"}
     if pixels.ndim == 2:
-        looks: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 255}
-        return image(pixels, "pixel, 0 to 255", settings, aspect="equal", **looks)
+        return image(
+            pixels,
+            "pixel, 0 to 255",
+            settings,
+            aspect="equal",
+            cmap="gray",
+            vmin=0,
+            vmax=255,
+        )
 
     def draw(figure: Figure, axis: Axes) -> None:
         axis.grid(False)

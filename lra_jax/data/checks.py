@@ -60,11 +60,17 @@ def take(
     kinds: str,
     shape: Sequence[int | None],
 ) -> np.ndarray:
-    """An array of a file.
+    """The array of this name in a file.
+
+    Args:
+      arrays: those of the file.
+      name: of the array, and of the errors.
+      needed: names in errors what is expected.
+      kinds: NumPy's letters of the dtypes that are allowed.
+      shape: the shape; None is any size from 1.
 
     Raises:
-      ValueError: there is none, its dtype is not of these kinds, or it has another
-        shape, in which None stands for any size; ``needed`` says what is expected.
+      ValueError: the array is missing, or has another dtype or shape.
     """
     array = arrays.get(name, np.array(None))
     sizes = zip(array.shape, shape, strict=False)

@@ -95,9 +95,14 @@ class ControlDataset(SequenceDataset):
             "return_scale": returns / environment.scale,
             "target": target,
         }
-        shown = self._states, self._actions, self._returns, self._first
-        references = np.array(self.references)
-        self.fingerprint = fingerprint(*shown, *self._windows.values(), references)
+        self.fingerprint = fingerprint(
+            self._states,
+            self._actions,
+            self._returns,
+            self._first,
+            *self._windows.values(),
+            np.array(self.references),
+        )
 
     def standardise(self, states: np.ndarray) -> np.ndarray:
         """States of the environment as the model sees them."""

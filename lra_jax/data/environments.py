@@ -182,16 +182,14 @@ def play(environment: Environment, act: Act, seeds: Sequence[int]) -> Episodes:
 
 
 class Search(NamedTuple):
-    """How many updates there are, how many directions are tried for each, how many of
-    these count, the sizes of update and direction, and episodes for each of its sides.
-    """
+    """The settings of a search."""
 
     updates: int
-    directions: int
-    best: int
-    step: float
-    noise: float
-    episodes: int = 1
+    directions: int  # tried for each update
+    best: int  # of the directions, which make the update
+    step: float  # size of an update
+    noise: float  # size of a direction
+    episodes: int = 1  # for each side of a direction
 
 
 SEARCHES = {

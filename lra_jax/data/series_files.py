@@ -71,8 +71,8 @@ class Series(NamedTuple):
 
 
 def find(path: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """The files at a path: one ``.npz``, or ``NAME_TRAIN.ts`` and ``NAME_TEST.ts``,
-    which their folder stands for, too; of several pairs, for that with its own name.
+    """The files at a path: one ``.npz``, or ``NAME_TRAIN.ts`` and ``NAME_TEST.ts``. A
+    folder is read as the only pair in it, or as the pair of its own name.
 
     Raises:
       ValueError: a missing file, or a folder without one pair.

@@ -40,7 +40,7 @@ class LayerState(NamedTuple):
 
 
 class Layer(Protocol):
-    """What a stream uses of a `MultiHeadAttention`, which imports this module."""
+    """The part of `MultiHeadAttention`, which imports this module, that streams use."""
 
     mechanism: Mechanism
     in_features: int

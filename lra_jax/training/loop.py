@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
+from lra_jax import seals
 from lra_jax.signals import StopRequest
 from lra_jax.training import hosts, sharding
 from lra_jax.training.console import RunConsole
 from lra_jax.training.meter import Meter
-from lra_jax.training.metrics import MetricsWriter, lost_reports
+from lra_jax.training.metrics import MetricsWriter, changed_metrics, read_metrics
 from lra_jax.training.profile import Profile
 from lra_jax.training.tracking import Tracker
 from lra_jax.training.trainer import NonFiniteLoss, Stopped, Trainer
@@ -69,15 +70,16 @@ class _Loop:
 
     def __init__(self, trainer: Trainer, console: RunConsole, tracker: Tracker | None):
         self.trainer, self.console, self.config = trainer, console, trainer.config
-        step, workdir, writes = trainer.step, trainer.workdir, hosts.is_writer()
+        step, workdir = trainer.step, trainer.workdir
+        seal, writes = trainer.checkpoints.seal, hosts.is_writer()
         console.start = step
         if step:
             console.line(f"resuming from step {step}")
-            lost = lost_reports(workdir, step, self.config.train.log_every)
+            lost = changed_metrics(workdir, step, self.config.train.log_every, seal)
             if lost:
                 console.line(lost)
         self.meter = Meter(step, trainer.progress.seconds)
-        validated = trainer.checkpoints.seal.get("validated", False)
+        validated = seal.get("validated", False)
         self.metrics = MetricsWriter(workdir, step, validated, writes, tracker)
         self.profile = Profile(workdir if self.config.profile and writes else None)
         self.stop = StopRequest(alone=jax.process_count() == 1)
@@ -188,6 +190,7 @@ class _Loop:
             progress = trainer.progress._replace(seconds=self.meter.seconds)
             trainer.progress = progress
             about = {"validated": validated, "origins": trainer.origins}
+            about["metrics"] = seals.digest(read_metrics(trainer.workdir))
             trainer.checkpoints.save_latest(
                 step, trainer.state, progress, trainer.data, about
             )

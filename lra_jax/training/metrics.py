@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lra_jax import seals
 from lra_jax.data.checks import shortened
 from lra_jax.errors import expected
 from lra_jax.files import parse_json, read_bytes, write_text
@@ -37,12 +38,7 @@ class MetricsWriter:
         if not active:
             return
         self._path = workdir / FILE
-        kept = [
-            line
-            for line in read_metrics(workdir)
-            if line["step"] < resume_step
-            or (line["step"] == resume_step and (validated or line["split"] != "valid"))
-        ]
+        kept = kept_metrics(workdir, resume_step, validated)
         write_text(self._path, "".join(json.dumps(m) + "\n" for m in kept))
         # Unbuffered: a failed write is noticed at once, and not retried.
         self._file = self._path.open("ab", buffering=0)
@@ -126,6 +122,16 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
 _REPORTS = ("train", "pretrain")
 
 
+def kept_metrics(workdir: Path, step: int, validated: bool) -> list[dict[str, Any]]:
+    """The lines that are kept when a run resumes from a step."""
+    return [
+        line
+        for line in read_metrics(workdir)
+        if line["step"] < step
+        or (line["step"] == step and (validated or line["split"] != "valid"))
+    ]
+
+
 def missing_reports(lines: Iterable[Mapping[str, Any]], steps: int, every: int) -> str:
     """In words, how many reports are missing of so many steps; empty if none."""
     kept = {line["step"] for line in lines if line["split"] in _REPORTS}
@@ -137,10 +143,19 @@ def missing_reports(lines: Iterable[Mapping[str, Any]], steps: int, every: int) 
     return f"expected {needed}, got {got}"
 
 
-def lost_reports(workdir: Path, steps: int, every: int) -> str:
-    """One line on the reports that a run has lost, of so many steps; empty if none."""
-    lost = missing_reports(read_metrics(workdir), steps, every)
-    return lost and f"{workdir / FILE}: {lost}; the others are kept"
+def changed_metrics(
+    workdir: Path, step: int, every: int, seal: Mapping[str, Any]
+) -> str:
+    """One line if a run that resumes from a step has lost reports, or if its metrics
+    differ from the digest in the checkpoint's seal; otherwise empty."""
+    path = workdir / FILE
+    lines = kept_metrics(workdir, step, seal.get("validated", False))
+    lost = missing_reports(lines, step, every)
+    if lost:
+        return f"{path}: {lost}; the others are kept"
+    if seal.get("metrics") in (None, seals.digest(lines)):
+        return ""
+    return f"{path}: expected the lines as written, got others; they are kept"
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lra_jax.training import workdir as workdirs
 from lra_jax.training.console import RunConsole
 from lra_jax.training.loop import fit
 from lra_jax.training.machine import commit, describe_devices, peak_memory, versions
-from lra_jax.training.metrics import lost_reports, read_metrics
+from lra_jax.training.metrics import changed_metrics, read_metrics
 from lra_jax.training.optimizer import make_optimizer
 from lra_jax.training.restore import export
 from lra_jax.training.result import Result, read_result, write_result
@@ -129,7 +129,7 @@ class Session:
 
     def _warn_of_losses(self, steps: int) -> None:
         """Names the files that a finished run has lost; it is not trained again."""
-        line = lost_reports(self.workdir, steps, self.config.train.log_every)
+        line = changed_metrics(self.workdir, steps, self.config.train.log_every, {})
         if line:
             self.console.line(line)
         model = self.workdir / saved.FILE

@@ -101,15 +101,17 @@ SIZES = [
 ]
 
 
-# All sizes of linear attention, whose loops the others share; other tests have long
-# rows of each.
+# All sizes of linear attention, whose loops the others share; of the gated ones, other
+# tests have long rows.
 CASES = [
-    (name, is_causal, True, number) for name, is_causal in OWN for number in (1, 3)
+    (name, is_causal, True, number)
+    for name, is_causal in OWN
+    for number in ((1, 3) if name in GATED else (1, 2, 3))
 ]
 CASES += [
     ("linear", is_causal, masked, number)
     for is_causal in (True, False)
-    for masked, number in ((True, 0), (True, 2), (False, 4))
+    for masked, number in ((True, 0), (False, 4))
 ]
 
 
@@ -429,7 +431,7 @@ def test_slopes_that_have_a_gradient(
         jax.grad(functools.partial(loss, implementation="native"))(slopes)
 
 
-@pytest.mark.parametrize("name", ["retention", "norm"])
+@pytest.mark.parametrize("name", [*FADING, "norm"])
 def test_weights_have_second_derivatives(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,9 @@ def test_an_error_of_one_process_alone_ends_the_job(
     config = helpers.tiny(data_dir, tmp_path, train=TRAIN)
     begun = time.monotonic()
     failing, other = end(start_both(helpers.flags(config), FAILING))
-    assert failing[0] == 1 and other[0] not in (0, 2), (failing, other)
+    assert failing[0] == 1, failing
+    # Or JAX aborts the other, if its service notices first.
+    assert other[0] in (1, -signal.SIGABRT), other
     assert "No space left on device" in failing[2], failing
     assert "lost another one" in other[2] or "JAX distributed service" in other[2]
     assert time.monotonic() - begun < 100

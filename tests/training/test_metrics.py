@@ -1,13 +1,16 @@
 """``metrics.jsonl``: what is missing or has changed is named."""
 
 import json
+import re
 import shutil
 
 import helpers
 import pytest
+from run_helpers import LATEST, STEPS
 
-from lra_jax import train
+from lra_jax import seals, train
 from lra_jax.report import write_report
+from lra_jax.training import metrics
 from lra_jax.training.metrics import missing_reports, read_metrics
 
 
@@ -74,3 +77,16 @@ def test_lost_metrics_are_named_and_the_run_goes_on(finished, tmp_path, capsys):
     assert "expected a report every 4 steps, got 10 fewer, the first of step 4" in out
     result = json.loads((workdir / "result.json").read_text())
     assert result["test_accuracy_best"] == finished.result.test_accuracy_best
+
+
+@pytest.mark.parametrize("how", helpers.DAMAGE)
+def test_metrics_that_were_changed(finished, foreign, copied, how):
+    file = copied / "metrics.jsonl"
+    helpers.damage(file, how, foreign.workdir / "metrics.jsonl")
+    seal, _ = seals.read(copied / LATEST)
+    try:
+        line = metrics.changed_metrics(copied, STEPS, 4, seal)
+    except ValueError as error:
+        line = str(error)
+    assert re.match(f"{file}(, line [0-9]+)?: expected .*, got ", line), line
+    assert "\n" not in line

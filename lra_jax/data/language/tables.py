@@ -32,7 +32,7 @@ SUFFIXES = (".tsv", ".csv")
 _QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 
 Row = tuple[int, list[str], str]
-"""The number of a row's first line, its cells, and the row as it stands in the file."""
+"""The number of a row's first line, its cells, and its text in the file."""
 
 _logger = logging.getLogger(__name__)
 
