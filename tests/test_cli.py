@@ -345,7 +345,8 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_warnings_of_the_log_are_one_line(monkeypatch, capsys) -> None:
+def test_warnings_are_one_line(monkeypatch, capsys) -> None:
+    """Those of the log too; a coroutine that Orbax leaves behind is no news."""
     log = logging.getLogger("lra_jax")
     monkeypatch.setattr(log, "handlers", [])
     monkeypatch.setattr(log, "propagate", True)
@@ -353,4 +354,5 @@ def test_warnings_of_the_log_are_one_line(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["command", "--flag"])
     assert cli.begin(None) == ["--flag"]
     logging.getLogger("lra_jax.data.text").warning("%d left out", 3)
+    warnings.warn("coroutine 'write' was never awaited", RuntimeWarning, stacklevel=1)
     assert capsys.readouterr().err == "warning: 3 left out\n"
