@@ -122,7 +122,7 @@ def test_the_run_keeps_the_checkpoint_of_the_lowest_loss(data_dir, dataset, tmp_
 
 def stopped(command, workdir, signum) -> int:
     """Starts the command, stops it after a report of new steps; the step saved."""
-    begun = latest(workdir)
+    begun = last_step(workdir)
     process = helpers.start(*command)
     try:
         wait(process, lambda: last_step(workdir) > begun)
@@ -144,8 +144,21 @@ def stopped(command, workdir, signum) -> int:
     return step
 
 
+def killed(command, workdir) -> None:
+    """Starts the command and kills it while it writes a checkpoint, not the first."""
+    incomplete = "*/*.orbax-checkpoint-tmp*"
+    checkpoints = workdir / "checkpoints"
+    process = helpers.start(*command)
+    try:
+        wait(process, lambda: latest(workdir) and any(checkpoints.glob(incomplete)))
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
 def test_an_interrupted_run_ends_as_an_unbroken_one(finished, tmp_path, monkeypatch):
-    """To the last bit; test_soak has a run that is killed.
+    """To the last bit: killed, then stopped, then left alone.
 
     The data are made anew, by processes whose hashes differ from those of this one.
     """
@@ -154,6 +167,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, tmp_path, monkeypa
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     monkeypatch.setenv("PYTHONHASHSEED", seed)
     command = ("-m", "lra_jax.train", *helpers.flags(config))
+    killed(command, workdir)
     begun = stopped(command, workdir, signal.SIGINT)
     end = helpers.run(*command)
     assert end.returncode == 0, end.stderr
