@@ -129,7 +129,7 @@ class Accelerator:
         others = [x for x in _IDENTITY if before and before[x] != self.values[x]]
         if others:
             fit = "a new folder, or one of the same settings and machine"
-            got = f"{self._json}, of another {' and '.join(others)}"
+            got = f"{self._json}, which differs in {' and '.join(others)}"
             raise expected("--out", fit, got)
         outcomes = {part["name"]: part for part in before.get("parts", ())}
         self._write(outcomes)

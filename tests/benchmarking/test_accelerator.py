@@ -60,7 +60,7 @@ def test_every_kind_of_part_and_then_none_again(tmp_path, monkeypatch, capsys) -
     assert read(tmp_path) == values
     with pytest.raises(SystemExit) as stop:
         benchmark.main([*command, "--heads=1"])
-    expected = ("--out: expected a new folder", "of another settings")
+    expected = ("--out: expected a new folder", "which differs in settings")
     helpers.assert_one_error(stop.value.code, capsys.readouterr().err, 2, *expected)
 
 
