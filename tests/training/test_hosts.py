@@ -57,18 +57,12 @@ def wait_for(path, process: subprocess.Popen[str]) -> None:
     assert path.exists(), process.communicate()
 
 
-def test_a_killed_process_ends_the_job_and_the_job_resumes(
-    data_dir, dataset, tmp_path
-) -> None:
-    """With the losses of one process throughout; ``dataset`` makes the data first."""
-    one = helpers.tiny(data_dir, tmp_path / "one", train=TRAIN)
-    two = helpers.tiny(data_dir, tmp_path / "two", train=TRAIN)
-    with Session(one, quiet=True) as session:
-        expected = session.run()
-
+def test_a_killed_process_ends_the_job_and_the_job_resumes(finished, tmp_path) -> None:
+    """With the losses of one process throughout."""
+    two = finished.config.replace(workdir=str(tmp_path))
     processes = start_both(helpers.flags(two))
-    # The first checkpoint is whole, and 25 steps are to come.
-    wait_for(tmp_path / "two" / "checkpoints" / "latest" / "5", processes[0])
+    # The first checkpoint is whole, and 30 steps are to come.
+    wait_for(tmp_path / "checkpoints" / "latest" / "10", processes[0])
     processes[1].send_signal(signal.SIGKILL)
     (code, _, err), (killed, _, _) = end(processes)
     assert killed == -signal.SIGKILL and code not in (0, 2), err
@@ -76,7 +70,7 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(
 
     # A signal to one of them stops both after the same step, also where all is saved.
     processes = start_both(helpers.flags(two))
-    wait_for(tmp_path / "two" / "checkpoints" / "latest" / "10", processes[0])
+    wait_for(tmp_path / "checkpoints" / "latest" / "20", processes[0])
     processes[1].send_signal(signal.SIGTERM)
     ended = end(processes)
     codes = {code for code, _, _ in ended}
@@ -85,13 +79,13 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(
 
     (code, out, err), (second, quiet, _) = end(start_both(helpers.flags(two)))
     assert (code, second) == (0, 0), err
-    assert re.search(r"resuming from step (5|10|15|20|25|30)\b", out), out
+    assert re.search(r"resuming from step (10|20|30|40)\b", out), out
     assert "2 processes" in out and "step" not in quiet
-    lines = [read_metrics(tmp_path / name) for name in ("one", "two")]
+    lines = map(read_metrics, (tmp_path, finished.workdir))
     for mine, theirs in zip(*lines, strict=True):
         assert (mine["step"], mine["split"]) == (theirs["step"], theirs["split"])
         np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-5)
-    assert f"{expected.test_accuracy_last:.2f}" in out
+    assert f"{finished.result.test_accuracy_last:.2f}" in out
     with Session(two, quiet=True) as session:
         few = "a checkpoint by 1 process, got one by 2 processes; start as many"
         with pytest.raises(ValueError, match=few):

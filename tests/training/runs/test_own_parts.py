@@ -20,12 +20,6 @@ from lra_jax.training.session import Session
 from lra_jax.training.trainer import Trainer
 
 TRAIN = {"steps": 10, "eval_every": 5, "log_every": 5, "warmup": 2}
-OPTIMIZERS = {
-    "adafactor": {},
-    "muon": {"weight_decay": 0.1, "decay_vectors": False},
-    "optax.contrib:schedule_free_sgd": {"learning_rate": 0.1},
-}
-SLOW = (pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS)
 
 
 def train_twice(config: Any, tmp_path: Any) -> tuple[Trainer, Any]:
@@ -43,10 +37,11 @@ def train_twice(config: Any, tmp_path: Any) -> tuple[Trainer, Any]:
     return whole.trainer, result
 
 
-@pytest.mark.parametrize("name", SLOW)
-def test_an_optimizer_resumes_with_the_same_bits(name, data_dir, tmp_path) -> None:
-    train = {"optimizer": name, **TRAIN, **OPTIMIZERS[name]}
-    config = helpers.tiny(data_dir, train=train)
+@pytest.mark.slow
+def test_an_optimizer_resumes_with_the_same_bits(data_dir, tmp_path) -> None:
+    """Muon, whose state holds that of Adam beside its own."""
+    train = {"optimizer": "muon", "weight_decay": 0.1, "decay_vectors": False}
+    config = helpers.tiny(data_dir, train=TRAIN | train)
     _, result = train_twice(config, tmp_path)
     assert np.isfinite(result.test_loss_last)
 
