@@ -9,6 +9,7 @@ import time
 import helpers
 import numpy as np
 import pytest
+from run_helpers import last_step, latest, wait
 
 from lra_jax.training import hosts
 from lra_jax.training.metrics import read_metrics
@@ -49,20 +50,13 @@ def end(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     return ended
 
 
-def wait_for(path, process: subprocess.Popen[str]) -> None:
-    for _ in range(6000):
-        if path.exists() or process.poll() is not None:
-            break
-        time.sleep(0.02)
-    assert path.exists(), process.communicate()
-
-
 def test_a_killed_process_ends_the_job_and_the_job_resumes(finished, tmp_path) -> None:
     """With the losses of one process throughout."""
     two = finished.config.replace(workdir=str(tmp_path))
     processes = start_both(helpers.flags(two))
-    # The first checkpoint is whole, and 30 steps are to come.
-    wait_for(tmp_path / "checkpoints" / "latest" / "10", processes[0])
+    # The first checkpoint is whole, and no process waits for the other to write one:
+    # that would last until JAX misses its sign of life.
+    wait(processes[0], lambda: last_step(tmp_path) > 10)
     processes[1].send_signal(signal.SIGKILL)
     (code, _, err), (killed, _, _) = end(processes)
     assert killed == -signal.SIGKILL and code not in (0, 2), err
@@ -70,7 +64,7 @@ def test_a_killed_process_ends_the_job_and_the_job_resumes(finished, tmp_path) -
 
     # A signal to one of them stops both after the same step, also where all is saved.
     processes = start_both(helpers.flags(two))
-    wait_for(tmp_path / "checkpoints" / "latest" / "20", processes[0])
+    wait(processes[0], lambda: latest(tmp_path) >= 20)
     processes[1].send_signal(signal.SIGTERM)
     ended = end(processes)
     codes = {code for code, _, _ in ended}
