@@ -51,7 +51,7 @@ class DataCommand:
         """Refuses settings that cannot work, before data are made or downloaded.
 
         Raises:
-          ValueError: with the flag, the expected value and the given one.
+          ValueError: with the flag, what is expected, and what it got.
         """
         check_types(self, "--")
         if ":" not in self.attention:  # A user's own has no data settings.

@@ -205,7 +205,7 @@ def extract(
 
 
 def most_unpacked(file: pathlib.Path) -> int:
-    """The most bytes that a member of an archive may have: many more than text has."""
+    """The most bytes that a member may have: many more than text of that size has."""
     return max(_LARGEST, _MOST_RATIO * file.stat().st_size)
 
 

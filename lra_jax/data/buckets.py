@@ -97,7 +97,7 @@ def assign_buckets(lengths: np.ndarray, buckets: Sequence[int]) -> np.ndarray:
 
 
 def parse_buckets(buckets: Buckets) -> tuple[int, ...]:
-    """Returns the lengths, as far as they are given: none for "auto", "one" and "none".
+    """Returns the lengths in a text; none for "auto", "one" and "none".
 
     Raises:
       ValueError: they are not increasing positive integers.

@@ -171,8 +171,8 @@ class SequenceBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
 
 
 class _Info(tfds.core.DatasetInfo):
-    """Not looked up among those that tfds keeps online: ours are not there, and each
-    look would leave an empty folder in the system's temporary one."""
+    """A description that tfds does not look up online: ours are not there, and each
+    attempt would leave an empty folder in the system's temporary one."""
 
     def initialize_from_bucket(self) -> None:
         """Does nothing."""

@@ -65,7 +65,7 @@ def take(
     Args:
       arrays: those of the file.
       name: of the array, and of the errors.
-      needed: names in errors what is expected.
+      needed: what is expected, for errors.
       kinds: NumPy's letters of the dtypes that are allowed.
       shape: the shape; None is any size from 1.
 

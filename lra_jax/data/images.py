@@ -42,8 +42,8 @@ Labelled = tuple[np.ndarray, np.ndarray]
 
 
 class PictureSource(Source):
-    """Pictures that are read from their files when they are needed, and scaled to as
-    many rows and columns, see `lra_jax.data.dataset.Source`."""
+    """Pictures that are read from their files when they are needed, and scaled to
+    ``side`` rows and columns."""
 
     def __init__(self, files: list[pathlib.Path], side: int):
         self._files, self._side = files, side
@@ -118,7 +118,7 @@ def prepare(
 
     A fifth of each class is held out for validation, chosen by the seed, unless the
     files have a validation split; of CIFAR-10 the last tenth, as in the Long-Range
-    Arena. Without a test split another fifth, always the same, is that.
+    Arena. Without a test split, another fifth serves as one, the same for every seed.
     """
     if path is None:
         pixels, labels = _digits()

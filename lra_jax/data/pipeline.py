@@ -153,7 +153,7 @@ class EvalBatches:
 
     Args:
       dataset: a prepared dataset.
-      split: the split to read. Any of the dataset's parts is padded to its own longest.
+      split: the split to read; a part of the test is padded to its own longest example.
       buckets: the lengths to pad to, see `bucket_lengths`.
       batch_size: rows per batch, over all hosts.
       shard: this host's index and the number of hosts.

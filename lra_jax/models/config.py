@@ -321,7 +321,7 @@ class ModelConfig:
 
     @property
     def hybrid_names(self) -> tuple[Any, ...]:
-        """The mechanisms in `hybrid`, as they were given."""
+        """The mechanisms in `hybrid`, as the user wrote them."""
         parts = self.hybrid.split(",") if isinstance(self.hybrid, str) else self.hybrid
         return tuple(parts) if self.hybrid else ()
 

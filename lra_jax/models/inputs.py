@@ -121,8 +121,8 @@ def check_range(
 ) -> None:
     """Raises ``ValueError`` unless these are integers, from 0 to ``most`` if known.
 
-    ``what`` are they, in words; ``sign`` goes before the largest. The values of a
-    traced array are not known.
+    In the error, ``what`` names them and ``sign`` goes before the largest. The values
+    of a traced array are not known.
     """
     _check_integers(name, array)
     known = known_values(array)

@@ -3,12 +3,12 @@
 The kinds are
   words   text; each word has its id in ``ids``; characters of ``ignored`` are blanks;
   bytes   text or bytes, truncated to ``max_length``, without the white space around
-          them if ``strip``;
+          them if ``strip`` is True;
   vocabulary
           text or bytes, as the tokens of a ``vocabulary`` that
           `lra_jax.data.language.vocabularies` describes, truncated to ``max_length``,
           and stripped like bytes; or their ids;
-pixels  images of 0 to 255 with a ``shape``, `(rows, columns)` in grey and
+  pixels  images of 0 to 255 with a ``shape``, `(rows, columns)` in grey and
           `(rows, columns, 3)` in colour;
   vectors series `[T, C]`, standardised by ``mean`` and ``deviation`` of each channel
           and truncated to the model's length; NaN is taken for the mean;

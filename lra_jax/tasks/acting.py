@@ -20,7 +20,7 @@ _EPISODES = {"train": 10, "valid": 10, "test": 100}
 
 
 def make_model(config: Config, dataset: ControlDataset, rngs: Any) -> Any:
-    """A decision transformer that is as long as it has to be for acting.
+    """A decision transformer that is long enough for acting.
 
     Raises:
       ValueError: the attention has no stream, but ``--data.acting`` is one.

@@ -89,8 +89,8 @@ def multi_label_loss(
       label_smoothing: a, for the targets ``1 - a / 2`` and ``a / 2``.
 
     Returns:
-      Also ``hits``, ``claims`` and ``members``, `[classes]`: how many examples of a
-      class were found, were said to be of it, and are.
+      Also counts for each class, `[classes]`: ``hits``, the examples of it that were
+      recognised; ``claims``, those predicted to be of it; ``members``, those that are.
     """
     labels, logits = batch["labels"], _logits(model, batch, rngs)
     weights = weigh(labels[..., 0] >= 0, batch)

@@ -86,7 +86,7 @@ def _check_processes(config: Config) -> None:
 
 
 def _check_split(config: Config, task: Task) -> None:
-    """Refuses what the zeros would change that round a sequence up to the devices."""
+    """Refuses settings under which zeros appended for the devices change results."""
     devices = config.train.seq_devices
     if devices > 1 and (task.per_position or config.data.packing):
         reason = "--data.packing" if config.data.packing else f"--task={task.name}"

@@ -175,8 +175,8 @@ def hidden_token_scores(_: Any, __: str, loss: float, ___: Any) -> dict[str, flo
 
 
 def _perplexity(loss: float) -> dict[str, float]:
-    """Nothing where it is too large for a float, since JSON has no infinity: a loss of
-    thousands is one, too, and can fall."""
+    """The exponential of a loss; left out where it is infinite, which JSON cannot hold:
+    a finite loss of thousands may still fall."""
     try:
         return {"perplexity": math.exp(loss)}
     except OverflowError:

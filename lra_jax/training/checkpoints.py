@@ -78,15 +78,15 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Drops Orbax' messages alone: it logs every step of its work, and raises what
-    fails as well."""
+    """False for Orbax's messages: it logs every step of its work, and its failures are
+    raised as well."""
     return record.levelno >= logging.CRITICAL or _ORBAX not in record.pathname
 
 
 @functools.cache
 def _leave_out_late_writes() -> None:
-    """Keeps Python from reporting writes that end after their save has failed, each
-    with a traceback that says that its event loop is closed."""
+    """Keeps Python from reporting writes that end after their save has failed, with a
+    traceback each about a closed event loop."""
     report = sys.unraisablehook
 
     def report_others(args: "sys.UnraisableHookArgs") -> None:

@@ -113,7 +113,7 @@ def writer_first(call: Callable[[], Result]) -> Result:
 
 
 def leave_soon() -> None:
-    """Ends this process in a while, if it is one of several, however it is waiting."""
+    """Ends this process in a while, if it is one of several, even if it hangs."""
     if jax.distributed.is_initialized():
         timer = threading.Timer(LEAVE_SECONDS, os._exit, [1])
         timer.daemon = True

@@ -52,8 +52,8 @@ class NonFiniteLoss(FloatingPointError):
     """The loss became infinite or NaN, or a parameter did because of its gradient.
 
     Attributes:
-      step: the first step with such a loss, or the last one done before the parameters
-        or the validation loss were found to be so.
+      step: the first step with such a loss; or the last step before a check of the
+        parameters, or a validation, that was not finite.
       saved_step: step of the last good checkpoint; None if there is none.
     """
 

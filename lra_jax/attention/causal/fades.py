@@ -1,11 +1,11 @@
 """Sums of the logarithms of decays within a chunk, and their exact differences.
 
 A chunk weights a pair of positions by ``exp(F_i - F_j)``, where F sums the logarithms
-up to a position. After a strong decay F is large, thousands in a chunk that forgets at
-once several times, and a float32 of that size has only a few decimals left for the
-weak decays that follow. So F is kept in two parts: the logarithms rounded to multiples
-of 1 / 64, whose sums and differences are exact, and the remainders, whose sums are
-small.
+up to a position. After strong decays F is large, thousands in a chunk that forgets
+everything several times, and a float32 of that size has only a few decimals left for
+the weak decays that follow. So F is kept in two parts: the logarithms rounded to
+multiples of 1 / 64, whose sums and differences are exact, and the remainders, whose
+sums are small.
 """
 
 import math
@@ -23,8 +23,8 @@ _UNIT = 1 / 64
 def bound(log_decay: jax.Array) -> jax.Array:
     """The logarithms of decays, none below that of the smallest normal number.
 
-    A much lower one would round those that follow away in a sum, and -inf would make it
-    NaN.
+    Next to a much lower one, the later terms of a sum would be rounded away; -inf would
+    make differences of sums NaN.
     """
     return jnp.maximum(log_decay, math.log(jnp.finfo(log_decay.dtype).tiny))
 

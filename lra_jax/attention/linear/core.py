@@ -56,11 +56,11 @@ class Kernel(kernels.Weighting):
 
     Attributes:
       rotate: ``rotate(features, tables)``, a function defined at module level that
-        makes the features `[B, N, L, M]` of a stretch of L positions depend on them, as
-        kernels do by `max_length`; None = they do not.
+        makes the features `[B, N, L, M]` of a stretch of L positions depend on where it
+        is, as kernels do by `max_length`; None = they do not depend on it.
       tables: ``tables(dtype)`` gives the tables of all positions, `[1 or B, T]` each;
         `rotate` gets those of its stretch, `[1 or B, 1, L]`.
-      copies: how often each feature is among the rotated ones.
+      copies: the number of rotated features for each feature.
       refusal: the option that kernels do not support; None = they support all.
     """
 

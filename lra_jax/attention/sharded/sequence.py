@@ -55,7 +55,7 @@ def sequence_parallel(
       The mechanism with another function: the same arguments (after ``is_causal`` by
       name) and results, as whole arrays, inside or outside ``jax.jit``. Self-attention
       only (T == S); the axes must divide the length and the batch. On a mesh of
-      ``AxisType.Explicit`` the arrays must already be split so. cosFormer's
+      ``AxisType.Explicit`` the arrays must already be split in this way. cosFormer's
       ``max_length`` is an int or None.
 
     Raises:

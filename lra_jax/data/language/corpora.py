@@ -155,10 +155,10 @@ def _divided(texts: Mapping[str, bytes]) -> dict[str, list[bytes]]:
 
 
 def _in_three(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """The first part, then the shares of validation and test, cut after a line.
+    """The training part of a text, then the shares of validation and test.
 
-    The last one that ends in the share before a cut; where none does, within a line,
-    but not within a character.
+    Each cut comes after a line, up to a share too early. If no line ends there, it is
+    within a line, but not within a character.
     """
     places = [round(len(text) * (1 - share * _SHARE)) for share in (3, 2, 1)]
     places = [_before_character(text, place) for place in places]
