@@ -24,7 +24,7 @@ from lra_jax.errors import (
     check_types,
     expected,
     known,
-    renamed,
+    rename,
 )
 
 PROG = "python -m lra_jax.analyze"
@@ -191,7 +191,7 @@ def run(settings: Any, typed: str = "") -> Path:
         page.discard()
         if not isinstance(error, InputError) or error.name not in _FLAGS:
             raise
-        raise renamed(error, _FLAGS[error.name]) from error
+        raise rename(error, _FLAGS[error.name]) from error
     made = [f"{name}: {_flat(value)}" for name, value in made_by.items()]
     page.add(Section("Made by", [Items(made)]))
     return page.write("index")

@@ -43,7 +43,7 @@ def main(args: Sequence[str] | None = None) -> None:
         runtime.configure_jax(cpu_devices=1)
         from lra_jax.benchmarking.report import Report
 
-        report = Report(config, _typed(args))
+        report = Report(config, _command_line(args))
         # Each figure is written once measured, in case the process is killed.
         kept = files[0].with_suffix(".incomplete.json") if files else None
         keep = (lambda: report.write(kept, None)) if kept else (lambda: None)
@@ -69,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> None:
         cli.fail(f"no case was measured; {first['status']}: {first['reason']}", 1)
 
 
-def _typed(args: Sequence[str]) -> str:
+def _command_line(args: Sequence[str]) -> str:
     return shlex.join([*_PROG.split(), *args])
 
 
@@ -88,7 +88,7 @@ def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
             one_part.run(config, accelerator.file_of(config, config.part), say)
         return
     signals.advise(_ADVICE)
-    view = accelerator.Accelerator(config, _typed(args))
+    view = accelerator.Accelerator(config, _command_line(args))
     try:
         view.run(say)
     except KeyboardInterrupt:

@@ -218,7 +218,7 @@ def within(place: str, error: ValueError) -> InputError:
     return InputError(place, str(error))
 
 
-def renamed(error: ValueError, name: str) -> InputError:
+def rename(error: ValueError, name: str) -> InputError:
     """Returns the same error, to raise, for another name, such as the flag."""
     problem = error.problem if isinstance(error, InputError) else str(error)
     return InputError(name, problem)
@@ -247,7 +247,7 @@ def reason(error: Exception) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its type if it has none."""
     text = str(error).strip().partition("\n")[0]
-    return _shortened(text) or type(error).__name__
+    return _shorten(text) or type(error).__name__
 
 
 def on_one_line(error: BaseException) -> str:
@@ -257,11 +257,11 @@ def on_one_line(error: BaseException) -> str:
     """
     notes = getattr(error, "__notes__", ())
     shapes = [note for note in notes if note.startswith("called with ")]
-    text = _shortened(" ".join(str(error).split())) or type(error).__name__
+    text = _shorten(" ".join(str(error).split())) or type(error).__name__
     return "; ".join([text, *shapes])
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _MOST else f"{text[: _MOST - 4]} ..."
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lra_jax import cli, files, progress, runtime, signals
-from lra_jax.errors import expected, known, renamed, writable
+from lra_jax.errors import expected, known, rename, writable
 from lra_jax.files import expand_home
 
 
@@ -100,7 +100,7 @@ def run(config: EvaluateConfig, quiet: bool = True) -> dict[str, Any]:
         try:
             check_free(config.save)
         except ValueError as error:
-            raise renamed(error, "--save") from error
+            raise rename(error, "--save") from error
     if config.save is not None and config.checkpoint == "last":
         # The run's own model is that of the best checkpoint.
         refuse_own_file(Path(config.workdir), Path(config.save), "--save")

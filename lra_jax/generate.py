@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lra_jax import cli, progress, runtime, signals
-from lra_jax.errors import InputError, a_thing, expected, reason, renamed
+from lra_jax.errors import InputError, a_thing, expected, reason, rename
 from lra_jax.files import expand_home, read_bytes
 
 
@@ -86,7 +86,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
         flag = _FLAGS_OF_LOADING.get(error.name)
         if flag is None:
             raise
-        raise renamed(error, f"--{flag}") from error
+        raise rename(error, f"--{flag}") from error
     if not isinstance(saved.model, CausalLM):
         got = a_thing(saved.model)
         raise expected("--workdir", "a run of --task=lm", got)
@@ -108,7 +108,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
         steps = itertools.chain([next(steps)], steps)
     except InputError as error:
         name = _FLAGS.get(error.name, error.name)
-        raise renamed(error, f"--{name}") from error
+        raise rename(error, f"--{name}") from error
     pieces = _decode(vocabulary, steps, len(texts), end)
     if isinstance(vocabulary, Words):  # Their blanks come after them.
         blanks = (" " if text and not text[-1].isspace() else "" for text in texts)
@@ -134,7 +134,7 @@ def _encode(vocabulary: Any, text: str) -> Any:
     try:
         tokens = vocabulary.encode(f"{text}{more}".encode())
     except ValueError as error:
-        raise renamed(error, "--prompt") from error
+        raise rename(error, "--prompt") from error
     unknown = vocabulary.missing(text.encode()) if more else []
     if unknown:
         words = ", ".join(map(repr, dict.fromkeys(unknown)))

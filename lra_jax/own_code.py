@@ -84,7 +84,7 @@ def _modules_of(flag: str, path: str) -> dict[str, tuple[str, bytes]]:
         modules[file] = name, source
         parts = name.split(".")
         names += [".".join(parts[:n]) for n in range(1, len(parts))]
-        names += _imported(source, name, file.name == "__init__.py")
+        names += _imported_modules(source, name, file.name == "__init__.py")
     return {
         str(file.relative_to(home.parent)): modules[file] for file in sorted(modules)
     }
@@ -107,7 +107,7 @@ def _refuse_stale(parts: Mapping[str, str]) -> None:
         _KEPT[name] = spec, source
 
 
-def changed(workdir: Path, parts: Mapping[str, str]) -> list[str]:
+def changed_files(workdir: Path, parts: Mapping[str, str]) -> list[str]:
     """The files of a run's code that have changed since; comments do not count."""
     if not (workdir / FOLDER).is_dir():
         return []
@@ -134,7 +134,7 @@ def keep(workdir: Path, parts: Mapping[str, str], writes: bool = True) -> None:
     """
     made = ("metrics.jsonl", "result.json")
     begun = not writes or any((workdir / name).exists() for name in made)
-    differing = changed(workdir, parts)
+    differing = changed_files(workdir, parts)
     if begun and differing:
         needed = f"the code that this run began with, which is in {workdir / FOLDER}"
         got = f"changes in {', '.join(differing)}; to train the changed code, give "
@@ -207,7 +207,7 @@ def _file(name: str) -> Path | None:
     return Path(file).resolve() if file and file.endswith(".py") else None
 
 
-def _imported(source: bytes, module: str, is_package: bool) -> Iterator[str]:
+def _imported_modules(source: bytes, module: str, is_package: bool) -> Iterator[str]:
     """The names of modules that a source imports, and of what else may be a module."""
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):

@@ -154,7 +154,7 @@ def finished_result(run: Planned) -> "Result | None":
         config = read_json(run.workdir / "config.json")
         if Config.from_dict(config).identity() != run.config.identity():
             return None
-        if own_code.changed(run.workdir, run.config.own_parts):
+        if own_code.changed_files(run.workdir, run.config.own_parts):
             return None
         result = read_result(run.workdir)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -57,7 +57,7 @@ def leaves_nothing(tmp_path, monkeypatch):
     """Whatever is refused has left no file."""
     monkeypatch.chdir(tmp_path)
     yield
-    assert [path for path in tmp_path.iterdir() if path.name != "given"] == []
+    assert [path for path in tmp_path.iterdir() if path.name != "run"] == []
 
 
 LINES = r"""
@@ -323,7 +323,7 @@ class Mine:
 def test_the_corrected_command_works(capsys, tmp_path, data_dir):
     """The directory of a run that could not begin is free for one that can."""
     changes = {"steps": 2, "warmup": 1, "eval_every": 2}
-    config = helpers.tiny(data_dir, tmp_path / "given", train=changes)
+    config = helpers.tiny(data_dir, tmp_path / "run", train=changes)
     flags = helpers.flags(config)
     for wrong, code, words in (
         ("--attention=test_bad_inputs:raises", 1, "RuntimeError: out of order"),
@@ -335,9 +335,9 @@ def test_the_corrected_command_works(capsys, tmp_path, data_dir):
             train.main([*flags, wrong])
         _, err = capsys.readouterr()
         helpers.assert_one_error(stop.value.code, err, code, words)
-        assert not (tmp_path / "given").exists()
+        assert not (tmp_path / "run").exists()
     train.main(flags)
-    assert (tmp_path / "given" / "result.json").exists()
+    assert (tmp_path / "run" / "result.json").exists()
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +376,7 @@ EDITS: tuple[tuple[str, Any, str], ...] = (
 
 
 def write_run(tmp_path, text: str | bytes):
-    folder = tmp_path / "given"
+    folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.json").write_bytes(
         text.encode() if isinstance(text, str) else text
@@ -403,7 +403,7 @@ def test_config_json_edited_by_hand(capsys, tmp_path, name, value, part):
         place = place[step]
     place[last] = value
     write_run(tmp_path, json.dumps(edited))
-    refused(capsys, "evaluate --workdir=given", part)
+    refused(capsys, "evaluate --workdir=run", part)
 
 
 @pytest.mark.parametrize(
@@ -415,26 +415,26 @@ def test_config_json_edited_by_hand(capsys, tmp_path, name, value, part):
 )
 def test_config_json_that_is_none(capsys, tmp_path, text):
     write_run(tmp_path, text)
-    refused(capsys, "evaluate --workdir=given", "config.json: expected")
+    refused(capsys, "evaluate --workdir=run", "config.json: expected")
 
 
 def test_code_is_run_where_it_is_allowed(capsys, tmp_path, monkeypatch):
     """The flag imports the function; without it nothing of the kind happens."""
-    (tmp_path / "given").mkdir()
-    code = "import pathlib\npathlib.Path('given/ran').touch()\n"
-    (tmp_path / "given" / "stranger.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path / "given"))
+    (tmp_path / "run").mkdir()
+    code = "import pathlib\npathlib.Path('run/ran').touch()\n"
+    (tmp_path / "run" / "stranger.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path / "run"))
     written = values() | {"attention": "stranger:attention"}
-    (tmp_path / "given" / "config.json").write_text(json.dumps(written))
+    (tmp_path / "run" / "config.json").write_text(json.dumps(written))
     for command in ("evaluate", "analyze spectrum --out=x", "analyze maps --out=x"):
-        refused(capsys, f"{command} --workdir=given", "--allow-code: expected True")
+        refused(capsys, f"{command} --workdir=run", "--allow-code: expected True")
     with contextlib.suppress(SystemExit):
-        report.main(["given", "--out=given/report"])
+        report.main(["run", "--out=run/report"])
     capsys.readouterr()
-    assert not (tmp_path / "given" / "ran").exists()
-    line = "evaluate --workdir=given --allow-code"
+    assert not (tmp_path / "run" / "ran").exists()
+    line = "evaluate --workdir=run --allow-code"
     refused(capsys, line, "no attribute 'attention'")
-    assert (tmp_path / "given" / "ran").exists()
+    assert (tmp_path / "run" / "ran").exists()
 
 
 TEXT = st.text(

@@ -209,7 +209,7 @@ def test_environment_errors(environment):
 KEPT = """
 import os, pathlib, sys
 del os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]
-os.environ.update(given.split("=") for given in sys.argv[1:])
+os.environ.update(setting.split("=") for setting in sys.argv[1:])
 from lra_jax import runtime
 runtime.configure_jax()
 import jax

@@ -21,7 +21,7 @@ INNER = (
 )
 
 
-def _raised(tree: ast.AST) -> list[ast.Raise]:
+def _raises(tree: ast.AST) -> list[ast.Raise]:
     """Where ``ValueError(...)`` is raised, other than to be caught at once."""
     caught = set()
     for node in ast.walk(tree):
@@ -44,16 +44,16 @@ def test_every_error_of_a_user_has_the_one_form():
     lines_by_name = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         name = file.relative_to(PACKAGE).as_posix()
-        lines = [node.lineno for node in _raised(ast.parse(file.read_text("utf-8")))]
+        lines = [node.lineno for node in _raises(ast.parse(file.read_text("utf-8")))]
         if lines and name not in INNER:
             lines_by_name[name] = lines
     assert not lines_by_name
 
 
 def test_a_raise_is_seen():
-    assert len(_raised(ast.parse("def f():\n    raise ValueError('no')"))) == 1
+    assert len(_raises(ast.parse("def f():\n    raise ValueError('no')"))) == 1
     kept = "try:\n    raise ValueError('no')\nexcept ValueError:\n    pass"
-    assert not _raised(ast.parse(kept))
+    assert not _raises(ast.parse(kept))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def test_what_is_not_near_is_not_meant(pair):
 
 def test_errors_change_their_name():
     error = errors.expected("clip", "a positive number", -1)
-    renamed, within = errors.renamed(error, "--clip"), errors.within("line 3", error)
+    renamed, within = errors.rename(error, "--clip"), errors.within("line 3", error)
     assert str(renamed) == "--clip: expected a positive number, got -1"
     assert str(within) == "line 3: clip: expected a positive number, got -1"
 

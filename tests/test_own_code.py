@@ -37,7 +37,7 @@ def test_every_process_of_a_job_has_the_same_code(tmp_path, monkeypatch) -> None
     file.write_text("from helpers import values_only\nSCALE = 2\n")
     with pytest.raises(ValueError, match=r"^--attention: .*changes in own_copy\.py"):
         own_code.keep(run, {"--attention": "own_copy:values_only"}, writes=False)
-    assert own_code.changed(run, {"--attention": "own_copy:values_only"}) == [
+    assert own_code.changed_files(run, {"--attention": "own_copy:values_only"}) == [
         "own_copy.py"
     ]
 
@@ -73,9 +73,11 @@ def test_code_in_another_encoding_is_kept_as_it_is(
     own_code.keep(tmp_path / "run", {"--attention": spec})
     kept = tmp_path / "run" / own_code.FOLDER / file.name
     assert kept.read_bytes() == file.read_bytes()
-    assert own_code.changed(tmp_path / "run", {"--attention": spec}) == []
+    assert own_code.changed_files(tmp_path / "run", {"--attention": spec}) == []
     file.write_text(source.replace("caf", "th"), coding)
-    assert own_code.changed(tmp_path / "run", {"--attention": spec}) == [file.name]
+    assert own_code.changed_files(tmp_path / "run", {"--attention": spec}) == [
+        file.name
+    ]
 
 
 def test_a_module_is_trained_and_kept_with_its_code(tmp_path, monkeypatch) -> None:

@@ -10,7 +10,7 @@ from lra_jax import seals
 FILES = ("a.json", "state/d/1", "state/d/2", "state/empty")
 
 
-def made(folder, text):
+def write_folder(folder, text):
     """A sealed folder."""
     for name in FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def made(folder, text):
 @pytest.mark.parametrize("how", helpers.DAMAGE)
 @pytest.mark.parametrize("name", [*FILES, seals.NAME])
 def test_every_damage_is_seen(tmp_path, name, how):
-    ours, theirs = (made(tmp_path / text, text) for text in ("ours", "theirs"))
+    ours, theirs = (write_folder(tmp_path / text, text) for text in ("ours", "theirs"))
     assert seals.read(ours) == ({"run": "ours"}, "")
     before = (ours / name).read_bytes()
     helpers.damage(ours / name, how, theirs / name)
@@ -42,12 +42,12 @@ def test_every_damage_is_seen(tmp_path, name, how):
 
 
 def test_a_seal_is_of_its_values_too(tmp_path):
-    file = made(tmp_path, "ours") / seals.NAME
+    file = write_folder(tmp_path, "ours") / seals.NAME
     values = json.loads(file.read_text())
     file.write_text(json.dumps(values | {"run": "theirs"}))
     assert seals.read(tmp_path) == ({}, f"a damaged {seals.NAME}")
 
 
 def test_files_that_came_later_do_not_count(tmp_path):
-    (made(tmp_path, "ours") / "later").touch()
+    (write_folder(tmp_path, "ours") / "later").touch()
     assert seals.read(tmp_path) == ({"run": "ours"}, "")

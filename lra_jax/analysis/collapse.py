@@ -23,7 +23,7 @@ from lra_jax.analysis.networks import (
     zipf_tokens,
 )
 from lra_jax.analysis.residual import relative_residual
-from lra_jax.errors import expected, renamed
+from lra_jax.errors import expected, rename
 from lra_jax.files import expand_home, read_json
 from lra_jax.models.pretrained import PretrainedEncoder, from_softmax
 from lra_jax.reports import charts
@@ -217,7 +217,7 @@ def weights_section(
     try:
         encoder = from_softmax(path.parent if path.is_file() else path)
     except ValueError as error:
-        raise renamed(error, "--weights") from error
+        raise rename(error, "--weights") from error
     config, clock = encoder.config, progress.Clock("curves", len(variants))
     tokens = zipf_tokens(config.vocab_size, batch_size, length, seed)
     curves = _curves(encoder, tokens, variants, clock)

@@ -112,7 +112,7 @@ def may_be_gzip(file: pathlib.Path) -> bool:
 
 
 @contextlib.contextmanager
-def opened(
+def open_members(
     archive: Archive, file: pathlib.Path
 ) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
     """Context that yields name and content of every regular file in a gzipped tar.
@@ -190,12 +190,12 @@ def extract(
     unfinished.mkdir(parents=True)
     missing = dict(members)
     try:
-        with opened(archive, file) as contents:
+        with open_members(archive, file) as contents:
             for name, content in contents:
                 ends = [end for end in missing if name.endswith(end)]
                 if ends:
                     with (unfinished / missing.pop(ends[0])).open("wb") as target:
-                        _unpack(content, target, most_unpacked(file))
+                        _unpack(content, target, unpacked_limit(file))
         if missing:
             ends = f"members that end in {', '.join(missing)}"
             raise expected(str(file), ends, "none")
@@ -204,7 +204,7 @@ def extract(
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def most_unpacked(file: pathlib.Path) -> int:
+def unpacked_limit(file: pathlib.Path) -> int:
     """The most bytes that a member may have: many more than text of that size has."""
     return max(_LARGEST, _MOST_RATIO * file.stat().st_size)
 
@@ -219,7 +219,7 @@ def _unpack(content: IO[bytes], target: IO[bytes], most: int) -> None:
 def _download(archive: Archive, file: pathlib.Path) -> None:
     part = file.with_name(f".{file.name}.part")
     have = part.stat().st_size if part.exists() else 0
-    with _explained(archive, file):
+    with _explain_failure(archive, file):
         response = _request(archive.url, have)
     with response:
         have = have if response.status == http.HTTPStatus.PARTIAL_CONTENT else 0
@@ -266,7 +266,7 @@ def _copy(
     """Copies to the end; after a broken connection the next call resumes the file."""
 
     def read() -> bytes:
-        with _explained(archive, file):
+        with _explain_failure(archive, file):
             return response.read(_BLOCK)
 
     progress.aside(f"downloading {archive.name}, {size / 1e6:.1f} MB")
@@ -276,7 +276,7 @@ def _copy(
 
 
 @contextlib.contextmanager
-def _explained(archive: Archive, file: pathlib.Path) -> Iterator[None]:
+def _explain_failure(archive: Archive, file: pathlib.Path) -> Iterator[None]:
     """Adds advice on what to do when the network fails."""
     try:
         yield

@@ -200,7 +200,7 @@ class PreparedDataset(SequenceDataset):
             self._labels[split] = np.array(columns["labels"], np.int32)
 
     def source(self, split: str) -> Source:
-        records = self._builder.as_data_source(split=self._checked(split))
+        records = self._builder.as_data_source(split=self._check_split(split))
         return _Records(records, self.folder)
 
 
@@ -260,7 +260,7 @@ def prepare(
         with lock(folder.parent / ".lock"):
             if not folder.exists():
                 _write(_build(builder_class, config, root), folder)
-    return _opened(folder, lambda: _build(builder_class, config, root))
+    return _open(folder, lambda: _build(builder_class, config, root))
 
 
 def _build(builder_class, config, data_dir) -> SequenceBuilder:
@@ -270,7 +270,7 @@ def _build(builder_class, config, data_dir) -> SequenceBuilder:
         )
 
 
-def _opened(
+def _open(
     folder: pathlib.Path, build: Callable[[], SequenceBuilder]
 ) -> SequenceDataset:
     """The data of a folder, after checking that every byte is unchanged.

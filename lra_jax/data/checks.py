@@ -14,7 +14,7 @@ from lra_jax.errors import expected, reason
 from lra_jax.files import expand_home, read_bytes, read_lines
 
 
-def existing(path: str | os.PathLike) -> pathlib.Path:
+def existing_path(path: str | os.PathLike) -> pathlib.Path:
     """The absolute path; raises ValueError if it is empty or does not exist."""
     if not str(path):  # Would be the current folder.
         raise expected("--data.path", "a file or a folder", "''")
@@ -106,7 +106,7 @@ def line_count(file: pathlib.Path) -> int:
     return count
 
 
-def shortened(value: object) -> str:
+def shorten(value: object) -> str:
     """``repr`` of a value from a file, shortened to fit into a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "..."

@@ -120,7 +120,7 @@ class ControlDataset(SequenceDataset):
 
     def batch(self, split: str, ids: np.ndarray) -> dict[str, np.ndarray]:
         """See the base class: windows of steps, with zeros after the last."""
-        starts, lengths = self._windows[self._checked(split)][:, ids]
+        starts, lengths = self._windows[self._check_split(split)][:, ids]
         places = starts[:, None] + np.arange(self.context)
         real = np.arange(self.context) < lengths[:, None]
         places = np.where(real, places, 0)
@@ -137,7 +137,7 @@ class ControlDataset(SequenceDataset):
         }
 
     def answer(self, split: str, index: int) -> str:
-        start, length = self._windows[self._checked(split)][:, index]
+        start, length = self._windows[self._check_split(split)][:, index]
         first = start - self._first[start]
         return f"steps {first} to {first + length - 1} of an episode"
 
@@ -174,7 +174,7 @@ def prepare(
         files = control_files.make(environment, quality, episodes, seed, data_dir)
         name = f"{environment}-{quality}"
     else:
-        files = [checks.existing(path)]
+        files = [checks.existing_path(path)]
         name = files[0].stem
     arrays = control_files.read(files, world)
     return ControlDataset(name, world, arrays, seed=seed, **settings)

@@ -128,24 +128,24 @@ class SequenceDataset:
 
     def lengths(self, split: str) -> np.ndarray:
         """The lengths of a split, `int32 [n]`; `[n, 2]` for pairs of sequences."""
-        return self._lengths[self._checked(split)]
+        return self._lengths[self._check_split(split)]
 
     def labels(self, split: str) -> np.ndarray:
         """The labels of a split, integers `[n]`, or `[n, K]` at `positions`, padded
         with -1; float32 `[n]` where numbers are to be predicted; 0 and 1
         `[n, classes]` where an example has `several`."""
-        return self._labels[self._checked(split)]
+        return self._labels[self._check_split(split)]
 
     def positions(self, split: str) -> np.ndarray | None:
         """The positions of a split's labels, `int32 [n, K]`; None if labels belong to
         whole sequences."""
-        self._checked(split)
+        self._check_split(split)
         return None
 
     def batch(self, split: str, ids: np.ndarray) -> dict[str, np.ndarray] | None:
         """The arrays of a batch, if examples are rows that are already packed; None if
         the pipeline makes them from the examples."""
-        self._checked(split)
+        self._check_split(split)
         return None
 
     def answer(self, split: str, index: int) -> str:
@@ -174,9 +174,9 @@ class SequenceDataset:
         `sequences`, and, from disk, the integer `label`. `__getitems__(ids)` reads
         several at once.
         """
-        return self._sources[self._checked(split)]
+        return self._sources[self._check_split(split)]
 
-    def _checked(self, split: str) -> str:
+    def _check_split(self, split: str) -> str:
         return known("split", split, self._labels)
 
 

@@ -111,7 +111,7 @@ def _read(path: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
             for file in _files(path)
         }
     parts = {}
-    with archives.opened(ARCHIVE, path) as contents:
+    with archives.open_members(ARCHIVE, path) as contents:
         for member, content in contents:
             folder, _, name = member.rpartition("/")
             if folder == _FOLDER and name in _NAMES:

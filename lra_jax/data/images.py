@@ -26,7 +26,7 @@ from lra_jax.data.dataset import (
     fingerprint,
     of_arrays,
 )
-from lra_jax.data.labels import named
+from lra_jax.data.labels import class_words
 from lra_jax.data.memory import hold_out
 from lra_jax.errors import expected, reason
 from lra_jax.files import open_regular
@@ -92,7 +92,7 @@ class ImageDataset(SequenceDataset):
         rows, columns, *colours = shape
         self.image_shape, self.token_shape = (rows, columns), tuple(colours)
         self.max_length = rows * columns
-        self.num_classes, self.classes = len(classes), named(classes)
+        self.num_classes, self.classes = len(classes), class_words(classes)
         self.raw = {"kind": "pixels", "shape": list(shape)}
         self._sources, self._labels, self._lengths = {}, {}, {}
         parts: list[str | np.ndarray] = []
@@ -125,15 +125,15 @@ def prepare(
         splits = _hold_out({"train": (_resize(pixels, size), labels)}, seed)
         classes = [str(digit) for digit in range(10)]
         return ImageDataset("scikit-learn/digits", splits, (size, size), classes)
-    place, shape = checks.existing(path), (size, size, 3)
+    place, shape = checks.existing_path(path), (size, size, 3)
     if image.is_cifar(place):
         splits = image.read_colour(place)
         splits = {x: (_resize(pixels, size), y) for x, (pixels, y) in splits.items()}
         return ImageDataset("cifar10", splits, shape, [*image.CLASSES])
-    found, classes = _find_pictures(place)
-    count = sum(len(labels) for _, labels in found.values())
+    split_files, classes = _find_pictures(place)
+    count = sum(len(labels) for _, labels in split_files.values())
     splits = {}
-    for split, (files, labels) in _hold_out(found, seed).items():
+    for split, (files, labels) in _hold_out(split_files, seed).items():
         pictures = PictureSource(files.tolist(), size)
         fits = count * size**2 * 3 <= MOST_BYTES
         splits[split] = pictures.read_all() if fits else pictures, labels
@@ -149,7 +149,7 @@ def _find_pictures(place: pathlib.Path) -> tuple[dict[str, Labelled], list[str]]
     if len(classes) < 2:
         needed = "a folder for each of two classes or more"
         raise expected(str(parts["train"]), needed, ", ".join(classes) or "none")
-    found = {}
+    split_files = {}
     for split, part in parts.items():
         files, labels = [], []
         for folder in _folders(part):
@@ -162,8 +162,8 @@ def _find_pictures(place: pathlib.Path) -> tuple[dict[str, Labelled], list[str]]
                 raise expected(str(folder), needed, "none")
             files += sorted(inside)
             labels += [classes.index(folder.name)] * len(inside)
-        found[split] = np.array(files, object), np.array(labels, np.int32)
-    return found, classes
+        split_files[split] = np.array(files, object), np.array(labels, np.int32)
+    return split_files, classes
 
 
 def _folders(place: pathlib.Path) -> list[pathlib.Path]:

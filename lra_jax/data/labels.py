@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lra_jax.data.checks import shortened
+from lra_jax.data.checks import shorten
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected
 
@@ -24,7 +24,7 @@ def parse_number(name: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not abs(number) <= np.finfo(np.float32).max:
-        raise expected(name, "a finite float32 number", shortened(text))
+        raise expected(name, "a finite float32 number", shorten(text))
     return number
 
 
@@ -58,7 +58,7 @@ def code_labels(
     words = sorted({x for label in train for x in names_of(label, kind)}, key=_in_order)
     if len(words) < 2 - (kind == "multi"):
         raise expected("--data.path", "two classes or more", f"{words}")
-    dataset.num_classes, dataset.classes = len(words), named(words)
+    dataset.num_classes, dataset.classes = len(words), class_words(words)
     ids = {word: index for index, word in enumerate(words)}
     if kind == "classes":
         return lambda labels: np.array([ids[label] for label in labels], np.int32)
@@ -73,7 +73,7 @@ def code_labels(
     return mark
 
 
-def named(words: list[str]) -> list[str] | None:
+def class_words(words: list[str]) -> list[str] | None:
     """The words of classes; None if they are the numbers from 0."""
     return None if words == [*map(str, range(len(words)))] else words
 

@@ -30,7 +30,7 @@ def find(path: str | os.PathLike) -> dict[str, pathlib.Path]:
     Raises:
       ValueError: the folder or one of the three files is missing.
     """
-    return originals.split_files(checks.existing(path), "listops-1000", FILES)
+    return originals.split_files(checks.existing_path(path), "listops-1000", FILES)
 
 
 def count(file: pathlib.Path) -> int:
@@ -65,7 +65,7 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple[np.ndarray, int]
             raise expected(place, "UTF-8", error) from None
         try:
             if number == 1 and row != _HEADER:
-                raise expected("header", _HEADER, checks.shortened(row))
+                raise expected("header", _HEADER, checks.shorten(row))
             if number > 1 and row != [""]:
                 yield _parse(row, max_length)
         except ValueError as error:
@@ -77,7 +77,7 @@ def _parse(row: list[str], max_length: int) -> tuple[np.ndarray, int]:
         raise expected("line", f"{len(_HEADER)} columns", len(row))
     source, target = row
     if len(target) != 1 or target not in "0123456789":
-        raise expected("Target", "a digit", checks.shortened(target))
+        raise expected("Target", "a digit", checks.shorten(target))
     tokens = listops_language.encode(source)
     if not 0 < len(tokens) <= max_length:
         raise expected("Source", f"1..{max_length} tokens (max_length)", len(tokens))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lra_jax.data.checks import shortened
+from lra_jax.data.checks import shorten
 from lra_jax.errors import expected
 
 TOKENS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
@@ -94,9 +94,7 @@ def encode(text: str) -> np.ndarray:
     except KeyError as error:
         word = error.args[0]
         place = f"token {words.index(word)}"
-        raise expected(
-            place, f"one of {' '.join(_WORDS[1:])}", shortened(word)
-        ) from None
+        raise expected(place, f"one of {' '.join(_WORDS[1:])}", shorten(word)) from None
 
 
 def decode(tokens: Iterable[int]) -> str:

@@ -15,7 +15,7 @@ from lra_jax.data.listops_language import CLOSE, MIN, PAD, SM
 _ROOM = 1 << 62
 
 
-def permuted(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def permute(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A reordered expression of the same value; all orderings are equally likely.
 
     At every level of the tree, each token has the random place of its subtree among its

@@ -65,10 +65,10 @@ def at_positions(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(labels == NO_TARGET, 0, order), labels
 
 
-def joined(parts: list[Examples]) -> Examples:
+def join(parts: list[Examples]) -> Examples:
     """Several sets of examples as one, padded to the longest."""
 
-    def stacked(arrays: list[np.ndarray], fill: int) -> np.ndarray:
+    def stack(arrays: list[np.ndarray], fill: int) -> np.ndarray:
         width = max(array.shape[1] for array in arrays)
         padded = [
             np.pad(x, ((0, 0), (0, width - x.shape[1])), constant_values=fill)
@@ -77,10 +77,10 @@ def joined(parts: list[Examples]) -> Examples:
         return np.concatenate(padded)
 
     return Examples(
-        stacked([part.tokens for part in parts], 0),
+        stack([part.tokens for part in parts], 0),
         np.concatenate([part.lengths for part in parts]),
-        stacked([part.positions for part in parts], 0),
-        stacked([part.labels for part in parts], NO_TARGET),
+        stack([part.positions for part in parts], 0),
+        stack([part.labels for part in parts], NO_TARGET),
     )
 
 
@@ -120,7 +120,7 @@ class MemoryDataset(SequenceDataset):
         self.fingerprint = fingerprint(*parts)
 
     def positions(self, split: str) -> np.ndarray:
-        return self._examples[self._checked(split)].positions
+        return self._examples[self._check_split(split)].positions
 
 
 def generate(

@@ -66,13 +66,13 @@ def locate(
     """
     if path is None:
         return Original(archive, None, None, "released")
-    root = checks.existing(path)
+    root = checks.existing_path(path)
     inner = root / archive.name
     if root.is_file():
         return Original(archive, root, None, checks.digest([root]))
     layout = token_files.find(root, suffixes)
     try:
-        files = token_files.listed(layout) if layout else list(list_files(root))
+        files = token_files.list_files(layout) if layout else list(list_files(root))
     except ValueError:
         if inner.is_file():
             return Original(archive, inner, None, checks.digest([inner]))

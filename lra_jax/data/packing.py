@@ -12,7 +12,7 @@ import numpy as np
 _EXAMPLES = 4
 
 
-def packed(
+def pack(
     batch: dict[str, np.ndarray], length: int, multiple: int = 1
 ) -> dict[str, np.ndarray]:
     """Arranges the examples of a batch in rows.

@@ -135,7 +135,7 @@ def _from_files(
     def examples(_: pathlib.Path) -> builder.Splits:
         # Looked for only while the data are prepared: there are 200,000 images.
         listed = itertools.chain((x.file for x in samples), *left_out.values())
-        unlisted = pathfinder_files.unlisted(folder, listed)
+        unlisted = pathfinder_files.find_unlisted(folder, listed)
         others = {"images that no metadata list": unlisted}
         for reason, files in (left_out | others).items():
             if files:

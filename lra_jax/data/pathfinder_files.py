@@ -65,7 +65,7 @@ def find(path: str | os.PathLike, size: int, level: str) -> pathlib.Path:
       ValueError: there is no such folder or level, or the folder is another level's.
     """
     known("level", level, FOLDERS)
-    root = checks.existing(path)
+    root = checks.existing_path(path)
     if root.name in FOLDERS.values() and root.name != FOLDERS[level]:
         requirement = f"{FOLDERS[level]}, which has the images of level {level}"
         raise expected("--data.path", requirement, root)
@@ -111,7 +111,7 @@ def list_samples(
     }
 
 
-def unlisted(
+def find_unlisted(
     folder: pathlib.Path, listed: Iterable[pathlib.Path]
 ) -> list[pathlib.Path]:
     """The images of a level that are not among those listed, in order."""
@@ -219,7 +219,7 @@ def _parse(folder: pathlib.Path, place: str, columns: list[str]) -> Sample:
         raise expected(place, f"at least {_LEAST_COLUMNS} columns", len(columns))
     below, name, _, label = columns[:_LEAST_COLUMNS]
     if label not in ("0", "1"):
-        raise expected(place, "a label of 0 or 1", checks.shortened(label))
+        raise expected(place, "a label of 0 or 1", checks.shorten(label))
     file = folder / below / name
     if ".." in file.parts or not file.is_relative_to(folder) or not file.is_file():
         raise expected(place, f"an image {below}/{name}", "no such file")

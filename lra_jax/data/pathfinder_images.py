@@ -214,13 +214,13 @@ def _draw(settings: Settings, tables: Tables, scene: Scene) -> np.ndarray:
     ]
     images = np.zeros((count, settings.size, settings.size), np.float32)
     for contrast, strokes in layers:
-        inner = _covered(settings, tables, count, strokes) * np.float32(contrast)
+        inner = _paint(settings, tables, count, strokes) * np.float32(contrast)
         np.maximum(images, inner, out=images)
     images *= 255 / images.max(axis=(1, 2), keepdims=True)
     return (images + np.float32(0.5)).astype(np.uint8)
 
 
-def _covered(settings: Settings, tables: Tables, count: int, strokes) -> np.ndarray:
+def _paint(settings: Settings, tables: Tables, count: int, strokes) -> np.ndarray:
     """The maximum of some strokes of `_dashes`, `uint8 [n, size, size]`."""
     pad, side = tables.pad, settings.size + 2 * tables.pad
     canvases = np.zeros((count, side, side), np.uint8)

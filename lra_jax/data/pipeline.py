@@ -31,7 +31,7 @@ from lra_jax.data import buckets as bucketing
 from lra_jax.data.batches import Batch, plan_evaluation
 from lra_jax.data.buckets import Buckets
 from lra_jax.data.dataset import SequenceDataset
-from lra_jax.data.packing import packed
+from lra_jax.data.packing import pack
 from lra_jax.data.stages import Curriculum, LengthWarmup, StagedPlan, choose_groups
 from lra_jax.errors import expected
 
@@ -128,7 +128,7 @@ def train_iterator(
         numbers = range(batch_size)[rows] if augment else ()
         draws = [_generator(seed, step, row, _AUGMENTATION) for row in numbers]
         loaded = reader.read(chosen, warmup.limit(step), augment, draws)
-        return packed(loaded, lengths[-1], packing) if packing else loaded
+        return pack(loaded, lengths[-1], packing) if packing else loaded
 
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=16)
     steps = grain.MapDataset.range(num_steps)

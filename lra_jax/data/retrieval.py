@@ -73,7 +73,7 @@ def prepare(
         if source.layout is not None:
             return token_files.examples(source.layout, 256, 2, max_length)
         opened = source.open(root)
-        files = _find(opened) if opened.is_dir() else _unpacked(opened, root)
+        files = _find(opened) if opened.is_dir() else _unpack(opened, root)
         return {
             split: (checks.line_count(file), _read(file, max_length))
             for split, file in files.items()
@@ -98,7 +98,7 @@ def _read(file: pathlib.Path, max_length: int) -> Iterator[tuple]:
         label, _, _, *texts = columns
         if label.strip() not in _LABELS:
             shown = label.decode("utf-8", errors="replace")
-            raise expected(place, "a label of 0 or 1", checks.shortened(shown))
+            raise expected(place, "a label of 0 or 1", checks.shorten(shown))
         # An empty text would be a sequence without tokens.
         arrays = (np.frombuffer(text[:max_length] or b"\n", np.uint8) for text in texts)
         yield *arrays, _LABELS[label.strip()]
@@ -113,7 +113,7 @@ def _find(root: pathlib.Path) -> dict[str, pathlib.Path]:
     return originals.split_files(root, "tsv_data", FILES)
 
 
-def _unpacked(path: pathlib.Path, root: pathlib.Path) -> dict[str, pathlib.Path]:
+def _unpack(path: pathlib.Path, root: pathlib.Path) -> dict[str, pathlib.Path]:
     """The three files of the release, extracted next to the downloads."""
     downloads = root / "downloads"
     folder = downloads / f"lra_release-{checks.digest([path])}"

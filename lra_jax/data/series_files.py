@@ -77,7 +77,7 @@ def find(path: str | os.PathLike[str]) -> list[pathlib.Path]:
     Raises:
       ValueError: a missing file, or a folder without one pair.
     """
-    place = checks.existing(path)
+    place = checks.existing_path(path)
     if place.is_dir():
         names = sorted(file.name for file in place.glob(f"*{_TRAIN}"))
         named = f"{place.name}{_TRAIN}"
@@ -93,7 +93,7 @@ def find(path: str | os.PathLike[str]) -> list[pathlib.Path]:
         needed = f"a file NAME{_TRAIN} or .npz, or a folder"
         raise expected("--data.path", needed, place)
     for file in files:
-        checks.existing(file)
+        checks.existing_path(file)
     return files
 
 
@@ -157,7 +157,7 @@ def read_ts(file: pathlib.Path) -> Series:
 def _read_header(row: str, header: dict[str, list[str]]) -> None:
     """Adds a line of the header, and checks that the examples can be read."""
     if not row.startswith("@"):
-        raise expected("header", "@data before the examples", checks.shortened(row))
+        raise expected("header", "@data before the examples", checks.shorten(row))
     name, *words = row[1:].split() or [""]
     header[name.lower()] = words
     if name.lower() == "data" and not (
@@ -177,7 +177,7 @@ def _example(
     *channels, label = row.split(":")
     if not channels:
         needed = "channels and a label, separated by colons"
-        raise expected("example", needed, checks.shortened(row))
+        raise expected("example", needed, checks.shorten(row))
     columns = [_numbers(channel) for channel in channels]
     lengths = {len(column) for column in columns}
     if len(lengths) > 1:
@@ -196,7 +196,7 @@ def _numbers(text: str) -> np.ndarray:
         wrong = reason(error).rpartition(": ")[2]
         raise expected("value", "a number", wrong) from None
     if _overflows(numbers):
-        raise expected("value", "a finite float32 number", checks.shortened(text))
+        raise expected("value", "a finite float32 number", checks.shorten(text))
     return numbers
 
 

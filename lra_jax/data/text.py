@@ -138,7 +138,7 @@ def _read(path: pathlib.Path, max_length: int) -> Reviews:
             with open_regular(file) as content:
                 _keep(reviews, folder, name, content.read, max_length)
     else:
-        with archives.opened(ARCHIVE, path) as contents:
+        with archives.open_members(ARCHIVE, path) as contents:
             for member, content in contents:
                 if member.startswith(f"{_FOLDER}/"):
                     name = member.removeprefix(f"{_FOLDER}/")

@@ -51,7 +51,7 @@ def find(root: pathlib.Path, suffixes: tuple[str, ...]) -> dict[str, SplitFiles]
         )
         for split in SPLITS
     }
-    missing = [file for file in listed(layout) if not file.is_file()]
+    missing = [file for file in list_files(layout) if not file.is_file()]
     if missing:
         names = ", ".join(str(file.relative_to(root)) for file in missing)
         needed = "a file of sequences and one of labels for each split"
@@ -59,7 +59,7 @@ def find(root: pathlib.Path, suffixes: tuple[str, ...]) -> dict[str, SplitFiles]
     return layout
 
 
-def listed(layout: Mapping[str, SplitFiles]) -> list[pathlib.Path]:
+def list_files(layout: Mapping[str, SplitFiles]) -> list[pathlib.Path]:
     """All files of a layout."""
     return [file for s in layout.values() for file in (*s.sequences, s.labels)]
 
@@ -119,7 +119,7 @@ def _rows(
         except (ValueError, OverflowError):
             values = np.zeros(0, np.int64)
         if not values.size or values.min() < 0 or values.max() >= limit:
-            got = checks.shortened(line.decode("utf-8", errors="replace").strip())
+            got = checks.shorten(line.decode("utf-8", errors="replace").strip())
             raise expected(place, f"integers of 0..{limit - 1}", got)
         if exact and values.size != max_length:
             raise expected(place, f"{max_length} integers", values.size)

@@ -61,7 +61,7 @@ def _map_in_pool(
     )
     indices = itertools.count()
     try:
-        with _interrupts_blocked():
+        with _block_interrupts():
             pending = collections.deque(
                 pool.submit(function, next(indices)) for _ in range(processes)
             )
@@ -81,7 +81,7 @@ def available_cpus() -> int:
 
 
 @contextlib.contextmanager
-def _interrupts_blocked() -> Generator[None, None, None]:
+def _block_interrupts() -> Generator[None, None, None]:
     """Blocks SIGINT while workers start, so that they inherit the block.
 
     Ctrl-C reaches every process of the terminal's group. Only the parent should act on

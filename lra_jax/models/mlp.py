@@ -71,7 +71,7 @@ def _make_dense(config: ModelConfig, rngs: nnx.Rngs, **_: Any) -> Mlp:
         config.mlp_dim,
         gated=config.mlp == "glu",
         activation=config.activation,
-        **_shared(config),
+        **_common_arguments(config),
         rngs=rngs,
     )
 
@@ -79,10 +79,12 @@ def _make_dense(config: ModelConfig, rngs: nnx.Rngs, **_: Any) -> Mlp:
 def _make_memory(
     config: ModelConfig, rngs: nnx.Rngs, **options: Any
 ) -> ProductKeyMemory:
-    return ProductKeyMemory(config.embed_dim, options, **_shared(config), rngs=rngs)
+    return ProductKeyMemory(
+        config.embed_dim, options, **_common_arguments(config), rngs=rngs
+    )
 
 
-def _shared(config: ModelConfig) -> dict[str, Any]:
+def _common_arguments(config: ModelConfig) -> dict[str, Any]:
     rate = config.dropout if config.mlp_dropout is None else config.mlp_dropout
     return {"dropout": rate, "dtype": config.dtype}
 

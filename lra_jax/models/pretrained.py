@@ -30,7 +30,7 @@ from lra_jax.errors import (
     expected,
     known,
     reason,
-    renamed,
+    rename,
     within,
 )
 from lra_jax.files import expand_home, parse_json, read_bytes, read_json
@@ -519,7 +519,7 @@ def _of_ours(source: Any, mechanism: Any, options: Any, rngs: nnx.Rngs) -> nnx.M
     try:
         sizes, config = own_sizes(model), model.encoder.config
     except ValueError as error:
-        raise renamed(error, "source") from error
+        raise rename(error, "source") from error
     names = {one.name for one in config.turn}
     if names != {"softmax"}:
         got = f"one of {', '.join(map(repr, sorted(names)))}"

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from lra_jax.data.language import vocabularies
-from lra_jax.errors import a_thing, expected, known, renamed
+from lra_jax.errors import a_thing, expected, known, rename
 
 Raw = Mapping[str, Any]
 Read = Callable[[str, Any], np.ndarray]
@@ -110,7 +110,7 @@ def _with_vocabulary(raw: Raw) -> Callable[[Raw, str, Any], np.ndarray]:
         try:
             ids = vocabulary.encode(_encode(raw, name, example))
         except ValueError as error:
-            raise renamed(error, name) from error
+            raise rename(error, name) from error
         # As in training, an empty text is the end of one.
         return ids if len(ids) else np.array([vocabulary.end], np.int32)
 

@@ -290,7 +290,7 @@ def load(run_or_file: str | os.PathLike[str], *, allow_code: bool = False) -> Sa
     is_run = expand_home(run_or_file, "run").is_dir()
     code = own_code.prefer_copies(file.arrays.parent) if allow_code and is_run else None
     with code or contextlib.nullcontext():
-        with _described(file.arrays):
+        with _refuse_damaged(file.arrays):
             make = maker(file.model, allow_code)
         graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(params=0))))
     like = nnx.to_pure_dict(nnx.filter_state(state, (nnx.Param, Buffer)))
@@ -332,7 +332,7 @@ def read_description(run_or_file: str | os.PathLike[str]) -> Description:
             raise expected("run", needed, path.parent)
     path = _path(path)
     notes = path.with_suffix(".json")
-    with _described(path):
+    with _refuse_damaged(path):
         described = read_json(notes, "the description of a model")
         if not isinstance(described, dict):
             raise TypeError(a_thing(described))
@@ -350,7 +350,7 @@ def read_description(run_or_file: str | os.PathLike[str]) -> Description:
 
 
 @contextlib.contextmanager
-def _described(path: Path) -> Iterator[None]:
+def _refuse_damaged(path: Path) -> Iterator[None]:
     """Context that reads a model's description; a damaged one is a `ValueError`."""
     try:
         yield

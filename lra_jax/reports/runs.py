@@ -9,7 +9,7 @@ from typing import Any
 
 from lra_jax import own_code
 from lra_jax.configs import Config
-from lra_jax.errors import InputError, expected, on_one_line, renamed
+from lra_jax.errors import InputError, expected, on_one_line, rename
 from lra_jax.files import read_json, walk_links
 from lra_jax.tasks import get_task
 from lra_jax.training.metrics import FILE, missing_reports, read_metrics
@@ -244,5 +244,5 @@ def _read_run(folder: Path, allow_code: bool) -> Run:
             config = Config.from_dict(read_json(folder / "config.json"), allow_code)
         metrics, result = tuple(read_metrics(folder)), read_result(folder)
     except InputError as error:  # The folder is named already.
-        raise renamed(error, Path(error.name).name) from None
+        raise rename(error, Path(error.name).name) from None
     return Run(folder, config, result, metrics, own_code.digest(folder))

@@ -193,7 +193,7 @@ def score(group: Group) -> float:
 
 
 def _scale(task: Task, data: Any, accuracy: float) -> float:
-    scaled = task.scaled(data, accuracy) if task.is_scaled else None
+    scaled = task.rescale(data, accuracy) if task.is_scaled else None
     return accuracy if scaled is None else 100 * scaled
 
 

@@ -15,7 +15,7 @@ from lra_jax.configs import Config, ModelConfig
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.labels import Kind
 from lra_jax.data.language import labelled, vocabularies
-from lra_jax.errors import InputError, expected, renamed, within
+from lra_jax.errors import InputError, expected, rename, within
 from lra_jax.models import MaskedLM, SequenceClassifier, load
 from lra_jax.models.config import parse_options
 from lra_jax.models.saved import read_description
@@ -258,7 +258,7 @@ def _of_checkpoint() -> Iterator[None]:
     except InputError as error:
         flag = "--data.checkpoint"
         same = error.name == "run"
-        raise (renamed(error, flag) if same else within(flag, error)) from error
+        raise (rename(error, flag) if same else within(flag, error)) from error
 
 
 def _check_masked(kind: str) -> None:

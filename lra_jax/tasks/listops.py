@@ -30,6 +30,6 @@ TASK = Task(
     published=published("listops"),
     decoder="lra_jax.data.listops:decode",
     words="lra_jax.data.listops_language:WORDS",
-    augmentation="lra_jax.data.listops_permutation:permuted",
+    augmentation="lra_jax.data.listops_permutation:permute",
     tree_drawer="lra_jax.data.listops_language:tree",
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lra_jax.configs import Config, DataConfig, StoredData, TrainConfig, get_preset
-from lra_jax.errors import InputError, expected, renamed
+from lra_jax.errors import InputError, expected, rename
 from lra_jax.tasks.published import Published
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Task:
             return statistics.fmean(parts.values())
         return result["test_accuracy_best"]
 
-    def scaled(self, data: DataConfig, accuracy: float) -> float | None:
+    def rescale(self, data: DataConfig, accuracy: float) -> float | None:
         """An accuracy rescaled from chance (0) to 100 % (1); both are in percent."""
         if self.chance is None:
             return None
@@ -157,14 +157,14 @@ class Task:
         except InputError as error:
             if error.name not in settings:
                 raise
-            raise renamed(error, f"--data.{error.name}") from error
+            raise rename(error, f"--data.{error.name}") from error
 
     def check(self, config: Config) -> None:
         """See `lra_jax.tasks.checks.check_config`; errors name flags."""
         try:
             pkgutil.resolve_name("lra_jax.tasks.checks:check_config")(config, self)
         except InputError as error:
-            raise renamed(error, config.flag(error.name)) from error
+            raise rename(error, config.flag(error.name)) from error
 
     def check_on_devices(self, config: Config) -> None:
         """See `lra_jax.tasks.checks.check_on_devices`."""

@@ -58,7 +58,7 @@ class Progress(NamedTuple):
     best_loss: float = math.inf
     seconds: float = 0.0
 
-    def improved(self, means: dict[str, float], best_by: BestBy) -> bool:
+    def is_improved_by(self, means: dict[str, float], best_by: BestBy) -> bool:
         """Whether validation scores are better than the best checkpoint's."""
         if best_by == "loss":
             return means["loss"] < self.best_loss
@@ -338,7 +338,7 @@ def _try_load(
 ) -> tuple[dict[str, Any] | None, str]:
     """A checkpoint's contents, after checking that it is of this model; or why not."""
     try:
-        with _leftovers_unreported():
+        with _silence_leftovers():
             saved = kept.checkpointables_metadata(checkpoint.step).metadata
             shapes = {item: _shapes(saved[item]) for item in saved if item in _TREES}
             if not all(shapes.get(item) for item in items if item in _TREES):
@@ -353,13 +353,13 @@ def _try_load(
         if hosts.lost_process(error):
             raise
         reason = on_one_line(error)
-    with _leftovers_unreported():
+    with _silence_leftovers():
         gc.collect()  # Now that nothing references the error.
     return None, reason
 
 
 @contextlib.contextmanager
-def _leftovers_unreported() -> Iterator[None]:
+def _silence_leftovers() -> Iterator[None]:
     """Keeps Python from reporting tasks that Orbax leaves behind when a load fails.
 
     They may end later, so after an error asyncio's log stays silent.

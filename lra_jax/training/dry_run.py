@@ -85,15 +85,15 @@ def _time_steps(
     for batch in batches:
         if shapes(batch) not in cold:
             say(f"compiling for batches of {size_in_words(batch)} ...")
-            cold[shapes(batch)] = _timed(trainer, step, batch)
-        warm.append(_timed(trainer, step, batch))
+            cold[shapes(batch)] = _time_step(trainer, step, batch)
+        warm.append(_time_step(trainer, step, batch))
         say(f"timed step {len(warm)} of {len(batches)}: {warm[-1]:.3g} s")
         if time.perf_counter() - start > seconds:
             break
     return [*cold.values()], warm
 
 
-def _timed(trainer: Trainer, step: int, batch: Any) -> float:
+def _time_step(trainer: Trainer, step: int, batch: Any) -> float:
     start = time.perf_counter()
     trainer.advance(step, batch)
     jax.block_until_ready(trainer.state.step)

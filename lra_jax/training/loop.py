@@ -107,7 +107,7 @@ class _Loop:
 
     def read_batch(self) -> dict[str, jax.Array]:
         """The next batch, on the devices."""
-        with self.meter.waiting():
+        with self.meter.wait():
             batch = next(self.trainer.data)
         return sharding.shard_batch(self.trainer.mesh, batch)
 
@@ -121,7 +121,7 @@ class _Loop:
         else:
             self.console.doing(f"compiling for batches of {size_in_words(batch)}")
             jax.block_until_ready(trainer.state.step)  # Earlier steps are warm.
-            with self.meter.left_out():
+            with self.meter.leave_out():
                 trainer.advance(step, batch)
                 jax.block_until_ready(trainer.state.step)
             self._compiled.add(program)
@@ -131,7 +131,7 @@ class _Loop:
 
     def report(self, step: int) -> None:
         """Writes the training metrics since the last report."""
-        with self._paused():
+        with self._pause():
             means, peak = self.trainer.take_sums()
             rate = float(jax.device_get(self.trainer.schedule(step - 1)))
         speed = self.meter.speed(step)
@@ -159,7 +159,7 @@ class _Loop:
             return True
         self.console.doing("evaluating", quiet=True)
         try:
-            with self._paused():
+            with self._pause():
                 trainer.check_finite()
                 means = trainer.evaluate(
                     trainer.scored_params, "valid", self.stop, self.console
@@ -170,11 +170,11 @@ class _Loop:
         if not math.isfinite(means["loss"]):
             raise NonFiniteLoss(step, trainer.checkpoints.latest_step)
         self.metrics.write(step, "valid", **means, seconds=self.meter.seconds)
-        is_best = trainer.progress.improved(means, self.config.train.best_by)
+        is_best = trainer.progress.is_improved_by(means, self.config.train.best_by)
         # Its parameters have replaced those of the best checkpoint before it.
         is_best = is_best or step == trainer.lost_best
         if is_best:
-            with self.meter.paused():
+            with self.meter.pause():
                 trainer.checkpoints.save_best(step, trainer.scored_params)
             trainer.progress = trainer.progress._replace(
                 best_step=step, best_accuracy=means["accuracy"], best_loss=means["loss"]
@@ -185,7 +185,7 @@ class _Loop:
     def save(self, step: int, validated: bool) -> None:
         """Saves all that a later session needs; ``validated``: this step was scored."""
         trainer = self.trainer
-        with self._paused():
+        with self._pause():
             trainer.check_finite()
             progress = trainer.progress._replace(seconds=self.meter.seconds)
             trainer.progress = progress
@@ -212,10 +212,10 @@ class _Loop:
             raise Interrupted(signum, step)
 
     @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
+    def _pause(self) -> Iterator[None]:
         """Context whose time is not that of the steps, which are waited for first."""
         jax.block_until_ready(self.trainer.state.step)
-        with self.meter.paused():
+        with self.meter.pause():
             yield
 
 

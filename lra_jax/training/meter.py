@@ -39,14 +39,14 @@ class Meter:
         return steps / spent
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
+    def wait(self) -> Iterator[None]:
         """Context in which the loop waits for a batch."""
         start = time.perf_counter()
         yield
         self._waited += time.perf_counter() - start
 
     @contextlib.contextmanager
-    def left_out(self) -> Iterator[None]:
+    def leave_out(self) -> Iterator[None]:
         """Context of a step that compiles."""
         start = time.perf_counter()
         yield
@@ -54,7 +54,7 @@ class Meter:
         self._cold_seconds += time.perf_counter() - start
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Context whose time does not count towards ``speed``."""
         start = time.perf_counter()
         yield

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax import seals
-from lra_jax.data.checks import shortened
+from lra_jax.data.checks import shorten
 from lra_jax.errors import expected
 from lra_jax.files import parse_json, read_bytes, write_text
 from lra_jax.training.tracking import Tracker
@@ -167,4 +167,4 @@ def _parse(line: str, place: str) -> dict[str, Any]:
             return values
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise expected(place, "metrics with a step, a split and numbers", shortened(line))
+    raise expected(place, "metrics with a step, a split and numbers", shorten(line))

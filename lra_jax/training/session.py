@@ -239,7 +239,9 @@ class Session:
         if task.chance is not None:
             scored = {"test_accuracy_best": 100 * best["accuracy"], **values}
             values["chance"] = task.chance(data)
-            values["test_scaled_accuracy"] = task.scaled(data, task.accuracy_of(scored))
+            values["test_scaled_accuracy"] = task.rescale(
+                data, task.accuracy_of(scored)
+            )
         return values
 
     def _pace(self) -> dict[str, Any]:

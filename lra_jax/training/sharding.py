@@ -105,7 +105,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     return mine[0] // len(mine), total // len(mine)
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
     """The sharding of an array that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
@@ -114,7 +114,7 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
     """Replicates a tree on every device; all processes must pass the same one."""
     return jax.tree.map(
         lambda x: jax.make_array_from_process_local_data(
-            replicated(mesh), np.asarray(x), np.shape(x)
+            replicated_sharding(mesh), np.asarray(x), np.shape(x)
         ),
         tree,
     )

@@ -58,24 +58,24 @@ class Tracker:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with self._tried():
+        with self._stop_on_error():
             if self._run is not None:
                 self._run.finish(exit_code=0 if kind is None else 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Adds the values of a step."""
-        with self._tried():
+        with self._stop_on_error():
             if self._run is not None:
                 self._run.log({"step": step, **values})
 
     def result(self, values: Mapping[str, Any]) -> None:
         """Adds the result of the run."""
-        with self._tried():
+        with self._stop_on_error():
             if self._run is not None:
                 self._run.summary.update(values)
 
     @contextlib.contextmanager
-    def _tried(self) -> Iterator[None]:
+    def _stop_on_error(self) -> Iterator[None]:
         """Context for sending: after an error no more is sent, and training goes on."""
         try:
             yield

@@ -16,7 +16,7 @@ from lra_jax.configs import Config
 from lra_jax.data import pipeline
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.stages import Curriculum, LengthWarmup, tokens_before
-from lra_jax.errors import expected, renamed
+from lra_jax.errors import expected, rename
 from lra_jax.models import Buffer
 from lra_jax.models.classifier import is_of_reconstruction, is_of_task
 from lra_jax.models.decoding import state_size
@@ -129,7 +129,7 @@ class Trainer:
         # Packed batches differ in their number of rows.
         packed = config.data.packing
         shapes = None if packed else len(warmup.widths(self.buckets))
-        placed = sharding.replicated(self.mesh)
+        placed = sharding.replicated_sharding(self.mesh)
 
         def make(loss: Any, learns: Any, renewed_at: int) -> Step:
             model, ema = self._graphdef, config.train.ema
@@ -333,4 +333,4 @@ def _buckets(config: Config, dataset: SequenceDataset) -> tuple[int, ...]:
     try:
         return pipeline.bucket_lengths(dataset, config.buckets)
     except ValueError as error:
-        raise renamed(error, "--data.buckets") from error
+        raise rename(error, "--data.buckets") from error

@@ -8,7 +8,7 @@ from tree_batches import generate
 
 from lra_jax.data import listops_language as language
 from lra_jax.data import pipeline
-from lra_jax.data.listops_permutation import permuted
+from lra_jax.data.listops_permutation import permute
 
 
 def _tree(tokens: np.ndarray):
@@ -30,7 +30,7 @@ def test_the_tree_is_the_same_but_for_the_order(seed: int):
     rng = np.random.default_rng(seed)
     trees = generate(seed, 10, min_length=50, max_length=200, processes=1)
     for tokens, label in zip(trees.split(), trees.labels, strict=True):
-        again = permuted(tokens, rng)
+        again = permute(tokens, rng)
         assert not np.array_equal(again, tokens)
         assert _tree(again) == _tree(tokens)
         assert language.evaluate(again) == label
@@ -40,7 +40,7 @@ def test_every_order_is_equally_likely():
     tokens = language.encode("[MAX 1 2 [MIN 3 4 ] ]")
     rng = np.random.default_rng(0)
     drawn = collections.Counter(
-        language.decode(permuted(tokens, rng)) for _ in range(2400)
+        language.decode(permute(tokens, rng)) for _ in range(2400)
     )
     assert len(drawn) == 6 * 2
     # 200 of each expected; a standard deviation is 13.5.
@@ -49,16 +49,16 @@ def test_every_order_is_equally_likely():
 
 def test_padding_stays_at_the_end_and_one_digit_alone():
     tokens = np.concatenate([language.encode("[SM 1 2 3 ]"), np.zeros(3, np.uint8)])
-    again = permuted(tokens, np.random.default_rng(1))
+    again = permute(tokens, np.random.default_rng(1))
     assert again.dtype == np.uint8
     assert (again[5:] == 0).all()
     assert sorted(again[1:4].tolist()) == sorted(tokens[1:4].tolist())
     digit = language.encode("7")
-    np.testing.assert_array_equal(permuted(digit, np.random.default_rng(0)), digit)
+    np.testing.assert_array_equal(permute(digit, np.random.default_rng(0)), digit)
 
 
 def test_batches_are_permuted_by_seed_and_step_alone(dataset):
-    settings = {"batch_size": 4, "num_steps": 6, "augment": permuted}
+    settings = {"batch_size": 4, "num_steps": 6, "augment": permute}
     one, two, shard, plain = (
         list(pipeline.train_iterator(dataset, **{"seed": 0, **settings, **more}))
         for more in ({}, {}, {"shard": (1, 2)}, {"augment": None})

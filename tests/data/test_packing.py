@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lra_jax.data.packing import packed
+from lra_jax.data.packing import pack
 
 
 @pytest.mark.parametrize("multiple", [1, 3])
@@ -14,7 +14,7 @@ def test_every_example_is_there_once(multiple: int) -> None:
     tokens = np.where(real, rng.integers(1, 200, real.shape), 0).astype(np.uint8)
     labels = np.arange(8, dtype=np.int32)
     batch = {"tokens": tokens, "lengths": lengths, "labels": labels}
-    made = packed(batch, 10, multiple)
+    made = pack(batch, 10, multiple)
     rows, examples = made["labels"].shape
     # 42 tokens in rows of 10, none of which is cut.
     assert rows == {1: 5, 3: 6}[multiple]

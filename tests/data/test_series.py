@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lra_jax.data import pipeline, series, series_files
-from lra_jax.data.packing import packed
+from lra_jax.data.packing import pack
 
 HEADER = """#A comment
 % another
@@ -325,7 +325,7 @@ def test_packed_vectors_and_numbers():
     lengths = np.array([3, 5, 2, 1], np.int32)
     tokens = rng.normal(size=(4, 5, 2)).astype(np.float32)
     labels = np.arange(4, dtype=np.float32) / 2
-    made = packed({"tokens": tokens, "lengths": lengths, "labels": labels}, 6)
+    made = pack({"tokens": tokens, "lengths": lengths, "labels": labels}, 6)
     assert made["tokens"].shape == (*made["segment_ids"].shape, 2)
     assert sorted(made["labels"][~np.isnan(made["labels"])].tolist()) == [
         0,

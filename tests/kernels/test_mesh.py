@@ -20,7 +20,7 @@ from .test_selection import DEVICES
 NAMES = ("linear", "cosformer", "flow")
 
 
-def made(kind: AxisType = AxisType.Auto, **axes: int) -> Any:
+def make_mesh(kind: AxisType = AxisType.Auto, **axes: int) -> Any:
     """A mesh of abstract devices."""
     return AbstractMesh(
         tuple(axes.values()), tuple(axes), axis_types=(kind,) * len(axes)
@@ -40,14 +40,14 @@ def made(kind: AxisType = AxisType.Auto, **axes: int) -> Any:
     ],
 )
 def test_parts_of_a_mesh(axes: dict, batch: int, parts: int | None) -> None:
-    with jax.sharding.use_abstract_mesh(made(**axes)):
+    with jax.sharding.use_abstract_mesh(make_mesh(**axes)):
         assert mesh.parts(batch) == parts
 
 
 def test_parts_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jax.device_count() == 2
     assert mesh.parts(4) is None
-    with jax.sharding.use_abstract_mesh(made(AxisType.Explicit, data=2)):
+    with jax.sharding.use_abstract_mesh(make_mesh(AxisType.Explicit, data=2)):
         assert mesh.parts(4) is None
     counts = []
 
@@ -138,5 +138,5 @@ def test_segments_fill_the_processors_of_a_device() -> None:
         return api._sizes(("gpu", False), None, x, x)[1]
 
     assert block() == 1 << 16
-    with jax.sharding.use_abstract_mesh(made(data=16)):
+    with jax.sharding.use_abstract_mesh(make_mesh(data=16)):
         assert block() == 1 << 12

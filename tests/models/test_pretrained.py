@@ -56,7 +56,7 @@ def _norm(w: dict[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
     return scaled * w[f"{name}.{word[0]}"] + w[f"{name}.{word[1]}"]
 
 
-def _attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, see: np.ndarray) -> Any:
+def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, see: np.ndarray) -> Any:
     def heads(x: np.ndarray) -> np.ndarray:
         return x.reshape(*x.shape[:2], HEADS, -1).swapaxes(1, 2)
 
@@ -82,7 +82,7 @@ def _bert_states(
             return x @ w[f"{layer}.{name}.weight"].T + w[f"{layer}.{name}.bias"]
 
         q, k, v = (dense(f"attention.self.{n}", x) for n in ("query", "key", "value"))
-        out = dense("attention.output.dense", _attended(q, k, v, mask[:, None, None]))
+        out = dense("attention.output.dense", _attend(q, k, v, mask[:, None, None]))
         x = _norm(w, f"{layer}.attention.output.LayerNorm", x + out)
         inner = dense("intermediate.dense", x)
         inner = inner * 0.5 * (1 + np.vectorize(math.erf)(inner / math.sqrt(2)))
@@ -100,7 +100,7 @@ def _gpt2_states(w: dict[str, np.ndarray], ids: np.ndarray) -> list[np.ndarray]:
             return x @ w[f"{layer}.{name}.weight"] + w[f"{layer}.{name}.bias"]
 
         q, k, v = np.split(dense("attn.c_attn", _norm(w, f"h.{i}.ln_1", x)), 3, -1)
-        x = x + dense("attn.c_proj", _attended(q, k, v, past))
+        x = x + dense("attn.c_proj", _attend(q, k, v, past))
         y = dense("mlp.c_fc", _norm(w, f"h.{i}.ln_2", x))
         cube = math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)
         x = x + dense("mlp.c_proj", y * 0.5 * (1 + np.tanh(cube)))

@@ -28,7 +28,7 @@ def _layer(mechanism: str | Mechanism, **more) -> MultiHeadAttention:
 PARTS = {"short_conv": 3, "gate": True, "local_values": True}
 
 
-def _streamed(layer: MultiHeadAttention, x, first: int = 7):
+def _stream(layer: MultiHeadAttention, x, first: int = 7):
     out, state = prefill(layer, x[:, :first])
     outs = [out]
     for t in range(first, x.shape[1]):
@@ -40,7 +40,7 @@ def _streamed(layer: MultiHeadAttention, x, first: int = 7):
 @pytest.mark.parametrize("mechanism", STREAMS)
 def test_a_prompt_and_steps_are_the_whole(mechanism: str):
     layer = _layer(mechanism, **PARTS)
-    both = fast_jit(lambda x: (_streamed(layer, x), layer(x)))
+    both = fast_jit(lambda x: (_stream(layer, x), layer(x)))
     assert_close(*both(X))
 
 
@@ -78,7 +78,7 @@ def test_a_mechanism_from_outside_has_its_own_stream(name: str):
     """Not that of a registered mechanism with its name."""
     entry = Mechanism(name=name, causal=True, stream=True, function=twice_attention)
     layer = _layer(entry)
-    both = fast_jit(lambda x: (_streamed(layer, x), layer(x)))
+    both = fast_jit(lambda x: (_stream(layer, x), layer(x)))
     assert_close(*both(X))
     lone = dataclasses.replace(entry, function=lone_attention)
     known = dataclasses.replace(resolve("linear"), function=lone_attention)
@@ -90,7 +90,7 @@ def test_a_mechanism_from_outside_has_its_own_stream(name: str):
 @pytest.mark.parametrize("more", [{}, {"rotary": True}, {"short_conv": 1}])
 def test_without_parts_and_with_rotary_positions(more: dict):
     layer = _layer("softmax", **more)
-    both = fast_jit(lambda x: (_streamed(layer, x), layer(x)))
+    both = fast_jit(lambda x: (_stream(layer, x), layer(x)))
     assert_close(*both(X))
 
 

@@ -174,7 +174,7 @@ def test_packed_rows_have_the_same_loss() -> None:
     lengths = np.array([3, 2, 4, 1], np.int32)
     labels = rng.integers(0, 2, (4, 3)).astype(np.int32)
     batch = {"tokens": np.ones((4, 4), np.uint8), "lengths": lengths, "labels": labels}
-    rows = packing.packed(batch, 5)
+    rows = packing.pack(batch, 5)
     assert rows["labels"].shape == (*rows["labels"].shape[:2], 3)
     there = rows["labels"][..., 0] >= 0
     assert sorted(map(tuple, rows["labels"][there])) == sorted(map(tuple, labels))

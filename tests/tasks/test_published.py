@@ -64,7 +64,7 @@ def test_the_rows_of_a_suite_are_those_that_were_printed():
     for name, total in printed.items():
         task = get_task(name)
         data = get_preset(name).data
-        scaled = [task.scaled(data, row.accuracy) for row in task.published]
+        scaled = [task.rescale(data, row.accuracy) for row in task.published]
         assert len(scaled) == 7 and sum(filter(None, scaled)) == pytest.approx(total)
         assert task.published[-2].official == "delta"
 

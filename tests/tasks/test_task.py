@@ -35,11 +35,11 @@ def test_chance_and_what_lies_above_it():
         task, data = get_task(name), get_preset(name).data
         chance = CHANCES.get(name)
         if chance is None:
-            assert task.chance is None and task.scaled(data, 50) is None
+            assert task.chance is None and task.rescale(data, 50) is None
             continue
         assert task.chance is not None
         assert task.chance(data) == pytest.approx(chance)
-        scaled = [task.scaled(data, x) for x in (chance, 50 + chance / 2, 100)]
+        scaled = [task.rescale(data, x) for x in (chance, 50 + chance / 2, 100)]
         assert scaled == pytest.approx([0, 0.5, 1], abs=1e-9)
         assert task.is_scaled == (task.suite == "state")
 

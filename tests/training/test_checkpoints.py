@@ -129,7 +129,7 @@ def test_the_best_checkpoint_is_best_in_what_was_asked(best_by):
     progress, kept = Progress(), []
     for loss, accuracy in ((2.0, 0.3), (1.8, 0.2), (1.8, 0.3), (1.9, 0.4)):
         means = {"loss": loss, "accuracy": accuracy}
-        kept.append(progress.improved(means, best_by))
+        kept.append(progress.is_improved_by(means, best_by))
         if kept[-1]:
             progress = Progress(len(kept), accuracy, loss)
     expected = [True, True, False, False]

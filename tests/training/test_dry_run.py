@@ -44,7 +44,7 @@ def test_the_arithmetic_is_that_of_the_longest_batch(
     config = helpers.tiny(data_dir, tmp_path, data={"buckets": "20,30,40,60"})
     seen: dict[str, list[int]] = {"timed": [], "counted": []}
 
-    def timed(trainer, step, batch):
+    def time_step(trainer, step, batch):
         seen["timed"].append(batch["tokens"].shape[1])
         return 1.0
 
@@ -52,7 +52,7 @@ def test_the_arithmetic_is_that_of_the_longest_batch(
         seen["counted"].append(batch["tokens"].shape[1])
         return ""
 
-    monkeypatch.setattr(dry_run, "_timed", timed)
+    monkeypatch.setattr(dry_run, "_time_step", time_step)
     monkeypatch.setattr(dry_run, "_flops", flops)
     with Session(config, quiet=True, dry=True) as session:
         dry_run.estimate(session.trainer)

@@ -220,7 +220,7 @@ def test_devices_exchange_only_gradients(task, attention, model, monkeypatch) ->
     assert mesh.size == 2
     with jax.set_mesh(mesh):
         step = helpers.quick_jit(
-            jax.grad(loss), out_shardings=sharding.replicated(mesh)
+            jax.grad(loss), out_shardings=sharding.replicated_sharding(mesh)
         ).lower(sharding.replicate(mesh, params), sharding.shard_batch(mesh, batch))
         assert not EXCHANGES.findall(step.compile().as_text())
 

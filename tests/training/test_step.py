@@ -21,7 +21,7 @@ from lra_jax.training.step import (
 )
 
 
-def made(
+def make_step(
     optimizer: optax.GradientTransformation, dropout: float = 0.0, **options: Any
 ) -> tuple[Callable[[TrainState], TrainState], TrainState]:
     """A step on one batch, and the state before the first."""
@@ -48,7 +48,7 @@ def made(
 
 def losses(dropout: float, seed: int = 0, steps: int = 3) -> list[float]:
     """The losses of steps that do not change the parameters."""
-    step, state = made(optax.sgd(0.0), dropout, seed=seed)
+    step, state = make_step(optax.sgd(0.0), dropout, seed=seed)
     sums = [0.0]
     for _ in range(steps):
         state = step(state)
@@ -75,8 +75,8 @@ def test_the_seed_decides_what_is_dropped():
 def test_moments_begin_anew_after_a_number_of_steps():
     """The third step is then the first of another optimiser; the second is not."""
     optimizer = optax.adam(optax.linear_schedule(0.1, 0.0, 4))
-    step, state = made(optimizer)
-    renewing, _ = made(optimizer, renewed_at=2)
+    step, state = make_step(optimizer)
+    renewing, _ = make_step(optimizer, renewed_at=2)
     one = step(state)
     two = step(one)
     assert_equal_trees(renewing(one).params, two.params)
@@ -93,7 +93,7 @@ def test_moments_begin_anew_after_a_number_of_steps():
 
 def test_an_average_of_the_parameters_by_hand():
     """That of Adam's paper: weights 0.9^(t - k), divided by their sum."""
-    step, state = made(optax.sgd(0.5), ema=0.9)
+    step, state = make_step(optax.sgd(0.5), ema=0.9)
     steps = []
     for _ in range(3):
         state = step(state)
@@ -106,7 +106,7 @@ def test_an_average_of_the_parameters_by_hand():
 
 
 def test_the_average_begins_anew_with_the_moments():
-    step, state = made(optax.sgd(0.5), ema=0.9, renewed_at=2)
+    step, state = make_step(optax.sgd(0.5), ema=0.9, renewed_at=2)
     for _ in range(3):
         state = step(state)
     assert scored_params(state) is not state.params
@@ -118,7 +118,7 @@ def test_the_average_begins_anew_with_the_moments():
 
 
 def test_running_means_are_averaged_too():
-    step, state = made(optax.sgd(0.5), ema=0.5, norm="batch")
+    step, state = make_step(optax.sgd(0.5), ema=0.5, norm="batch")
     one = step(state)
     two = step(one)
 

@@ -28,21 +28,22 @@ class Error(Exception):
     """As of the package."""
 
 
-def Settings(**given):
-    return given
+def Settings(**settings):
+    return settings
 
 
-def init(**given):
-    if given["project"] == "closed":
+def init(**settings):
+    if settings["project"] == "closed":
         raise Error("no API key\\nlog in")
-    return Run(given)
+    return Run(settings)
 
 
 class Run:
-    def __init__(self, given):
-        self._file = Path(given["dir"]) / "calls.jsonl"
+    def __init__(self, settings):
+        self._file = Path(settings["dir"]) / "calls.jsonl"
         self.summary = self
-        self._note("init", {n: given[n] for n in ("project", "id", "resume", "name")})
+        names = "project", "id", "resume", "name"
+        self._note("init", {name: settings[name] for name in names})
 
     def _note(self, *call):
         with self._file.open("a") as file:

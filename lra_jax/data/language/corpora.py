@@ -50,7 +50,7 @@ def standard_library() -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         file
-        for file in _listed(root, "*.py", leave_out=_NO_SOURCE)
+        for file in _list_files(root, "*.py", leave_out=_NO_SOURCE)
         if not file.name.startswith(_GENERATED)
     ]
     if not files:
@@ -73,10 +73,10 @@ def of_path(path: str, pattern: str = "*") -> Corpus:
     Raises:
       ValueError: there is no such file, or one is empty, unreadable or not text.
     """
-    root = checks.existing(path)
+    root = checks.existing_path(path)
     if root.is_file():
         return _by_file(root.name, root.parent, [root])
-    files = _listed(root, pattern)
+    files = _list_files(root, pattern)
     if not files:
         raise expected("--data.path", f"files {pattern!r}", f"none in {root}")
     return _by_file(root.name, root, files)
@@ -104,7 +104,7 @@ def folders(
         yield folder, [name for name in names if not name.startswith(".")]
 
 
-def _listed(root: Path, pattern: str, leave_out: Iterable[str] = ()) -> list[Path]:
+def _list_files(root: Path, pattern: str, leave_out: Iterable[str] = ()) -> list[Path]:
     """The files below a folder, except hidden ones, sorted by name."""
     files = [
         folder / name
@@ -125,10 +125,10 @@ def _by_file(name: str, root: Path, files: Sequence[Path]) -> Corpus:
         parts = [_in_three(text) for text in texts.values()]
         documents = zip(*parts, strict=True)
         return Corpus(name, dict(zip(SPLITS, map(list, documents), strict=True)))
-    return Corpus(f"{name}, {len(texts)} files", _divided(texts))
+    return Corpus(f"{name}, {len(texts)} files", _divide(texts))
 
 
-def _divided(texts: Mapping[str, bytes]) -> dict[str, list[bytes]]:
+def _divide(texts: Mapping[str, bytes]) -> dict[str, list[bytes]]:
     """Assigns whole documents by their names' hash: first to validation, then to test.
 
     Each gets documents until it has its share, and at least one.

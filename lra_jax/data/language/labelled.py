@@ -101,7 +101,7 @@ def prepare(
       ValueError: a file is missing or malformed, has a text that the vocabulary cannot
         express, or has integers although there is a vocabulary.
     """
-    root = None if path is None else checks.existing(path)
+    root = None if path is None else checks.existing_path(path)
     if root is not None and root.suffix == ".npz":
         splits, ids, labels = tables.read_ids(root, labels)
         if "valid" not in splits:

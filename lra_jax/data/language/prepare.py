@@ -4,7 +4,7 @@ import numpy as np
 
 from lra_jax.data.language import corpora, vocabularies, wikitext
 from lra_jax.data.language.rows import TextDataset, make_stream
-from lra_jax.errors import InputError, renamed
+from lra_jax.errors import InputError, rename
 
 
 def prepare(
@@ -40,7 +40,7 @@ def prepare(
     except InputError as error:
         if error.name != "text":
             raise
-        raise renamed(error, "path") from error
+        raise rename(error, "path") from error
     dtype = np.min_scalar_type(vocabulary.size - 1)
     streams = {
         split: make_stream(encoded[split], vocabulary.end, sum(map(len, parts)), dtype)

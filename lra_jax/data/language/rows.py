@@ -162,14 +162,14 @@ class TextDataset(SequenceDataset):
 
     def num_targets(self, split: str) -> int:
         """The number of predicted tokens in a split."""
-        return len(self._streams[self._checked(split)].tokens) - 1
+        return len(self._streams[self._check_split(split)].tokens) - 1
 
     def batch(self, split: str, ids: np.ndarray) -> dict[str, np.ndarray]:
         rows = self.source(split).__getitems__(ids.tolist())
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
     def answer(self, split: str, index: int) -> str:
-        return f"row {index}, {len(self._rows[self._checked(split)][index])} pieces"
+        return f"row {index}, {len(self._rows[self._check_split(split)][index])} pieces"
 
     def _row(self, split: str, index: int) -> dict[str, np.ndarray]:
         """The arrays `[length]` of a row: a label is the next token, or `NO_TARGET`."""

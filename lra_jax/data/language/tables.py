@@ -62,7 +62,7 @@ def read(file: Path, kind: Kind) -> Texts:
     _, columns, line = next(lines, (1, [], ""))
     if any(columns.count(name) != 1 for name in ("text", "label")):
         needed = "a first line with the columns text and label"
-        first = checks.shortened(line) if columns else "none"
+        first = checks.shorten(line) if columns else "none"
         raise expected("--data.path", needed, f"{first} in {file}")
     text, label = columns.index("text"), columns.index("label")
     table = Texts([], [], [])
@@ -71,7 +71,7 @@ def read(file: Path, kind: Kind) -> Texts:
         answer = cells[label].strip() if fits else ""
         if not fits or (not answer and kind != "multi"):
             needed = f"{len(columns)} columns with text and label"
-            got = f"{checks.shortened(line)} in line {number} of {file}"
+            got = f"{checks.shorten(line)} in line {number} of {file}"
             raise expected("--data.path", needed, got)
         if kind == "numbers":
             parse_number(f"--data.path: {file}, line {number}: label", answer)

@@ -37,7 +37,7 @@ def read(path: str) -> Corpus | None:
       ValueError: the path does not exist, a file is missing, the archive is damaged, or
         a folder holds WikiText beside other things, whose texts would be mixed.
     """
-    root = checks.existing(path)
+    root = checks.existing_path(path)
     if root.is_dir():
         root = _place(root)
     if root.is_dir():
@@ -46,7 +46,7 @@ def read(path: str) -> Corpus | None:
             return None
         texts = {split: read_bytes(root / name) for split, name in files.items()}
     elif root.suffix == ".zip":
-        texts = _unpacked(root)
+        texts = _unpack(root)
     else:
         return None
     articles = {split: _articles(text) for split, text in texts.items()}
@@ -91,7 +91,7 @@ def _articles(text: bytes) -> list[bytes]:
     return [part for part in parts if part]
 
 
-def _unpacked(archive: Path) -> dict[str, bytes]:
+def _unpack(archive: Path) -> dict[str, bytes]:
     try:
         with open_regular(archive) as stream, zipfile.ZipFile(stream) as content:
             names = {Path(name).name: name for name in content.namelist()}
@@ -100,7 +100,7 @@ def _unpacked(archive: Path) -> dict[str, bytes]:
             if missing:
                 got = f"{archive}, without {missing[0]}"
                 raise expected("--data.path", "an archive of WikiText", got)
-            most = archives.most_unpacked(archive)
+            most = archives.unpacked_limit(archive)
             return {
                 split: _member(content, names[name], most)
                 for split, name in files.items()

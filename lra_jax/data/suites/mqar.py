@@ -83,18 +83,18 @@ def prepare(
         raise expected("--data.vocab_size", f"{needed} pairs", vocab_size)
     share = -(-num_valid // len(tests))
 
-    def mixed(parts: list[Part]) -> tuple[int, memory.Generator]:
+    def mix(parts: list[Part]) -> tuple[int, memory.Generator]:
         count = sum(part.number for part in parts)
-        return count, lambda rng, _: memory.joined([draw(rng, *part) for part in parts])
+        return count, lambda rng, _: memory.join([draw(rng, *part) for part in parts])
 
     draw = functools.partial(examples, vocab_size=vocab_size, power=power, noise=noise)
     splits = {
-        "train": mixed(trained),
-        "valid": mixed([part._replace(number=share) for part in tests]),
-        "test": mixed(tests),
+        "train": mix(trained),
+        "valid": mix([part._replace(number=share) for part in tests]),
+        "test": mix(tests),
     }
     if len(tests) > 1:
-        splits |= {part.name: mixed([part]) for part in tests}
+        splits |= {part.name: mix([part]) for part in tests}
     return memory.generate(
         "mqar", seed, splits, vocab_size=vocab_size, num_classes=vocab_size
     )

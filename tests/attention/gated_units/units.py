@@ -33,7 +33,7 @@ def _activation(name: str, x: float) -> float:
     return 0.5 * (1 + math.erf((x - mean) / (deviation * math.sqrt(2))))
 
 
-def _turned(x: np.ndarray) -> np.ndarray:
+def _rotate(x: np.ndarray) -> np.ndarray:
     half = x.shape[1] // 2
     rates = 10000.0 ** -np.linspace(0, 1, half)
     turn = np.exp(1j * np.arange(len(x))[:, None] * rates)
@@ -41,10 +41,10 @@ def _turned(x: np.ndarray) -> np.ndarray:
     return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
 
 
-def _made(z, n, scale, offset, rotate) -> list[np.ndarray]:
+def _heads(z, n, scale, offset, rotate) -> list[np.ndarray]:
     """The unit's queries, then its keys."""
     made = [z * scale[c, n] + offset[c, n] for c in range(len(scale))]
-    return [_turned(x) for x in made] if rotate else made
+    return [_rotate(x) for x in made] if rotate else made
 
 
 def gau(q, k, v, mask=None, causal=False, **options) -> np.ndarray:
@@ -63,7 +63,7 @@ def _units(q, v, mask, causal, row, *, scale, offset, rotate=False, **options):
     out = np.zeros((batch, length, heads, v.shape[-1]))
     for b in range(batch):
         for n in range(heads):
-            made = _made(q[b, :, n], n, scale, offset, rotate)
+            made = _heads(q[b, :, n], n, scale, offset, rotate)
             values = v[b, :, n * v.shape[2] // heads]
             for i in range(length):
                 seen = [j for j in np.flatnonzero(mask[b]) if not causal or j <= i]

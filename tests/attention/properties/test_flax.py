@@ -151,7 +151,7 @@ DECODED = [name for name in CROSS if name != "luna"]
 AT_ONCE = "query: expected all positions at once"
 
 
-def _decoded(name: str, step: Any, cache: Any, x: jax.Array) -> jax.Array | None:
+def _decode(name: str, step: Any, cache: Any, x: jax.Array) -> jax.Array | None:
     """The outputs of ``step(cache, x)`` of each position, or None if it is refused."""
     outputs = []
     try:
@@ -177,7 +177,7 @@ def test_decoding_in_flax_is_right_or_refused(name: str) -> None:
         layer = nnx.merge(graph, state)
         return layer(x), nnx.state(layer)
 
-    out = _decoded(name, step, state, jnp.asarray(x))
+    out = _decode(name, step, state, jnp.asarray(x))
     if out is not None:
         layer.attention_fn = attention.as_causal(_function(name))
         assert_close(out, fast_jit(lambda x: layer(x, decode=False))(x))
@@ -197,7 +197,7 @@ def test_decoding_in_linen_is_right_or_refused(name: str) -> None:
         out, changed = layer.apply(variables, x, mutable=["cache"])
         return out, changed["cache"]
 
-    out = _decoded(name, step, variables["cache"], x)
+    out = _decode(name, step, variables["cache"], x)
     if out is not None:
         causal = make(attention_fn=attention.as_causal(_function(name)))
         assert_close(out, causal.apply({"params": params}, x))
