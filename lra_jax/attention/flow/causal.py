@@ -47,15 +47,15 @@ _ROOM, _LARGEST = 40, 60
 class Options(NamedTuple):
     """`feature_maps.Options`, and those of `flow_attention`."""
 
-    feature_map: Any = "sigmoid"
-    dtype: Any = None  # of the computation
-    precision: jax.lax.PrecisionLike = None
-    clip: float | None = 30.0
-    competition_axis: str = "source"
-    competition: bool = True
-    allocation: bool = True
-    eps: float = 1e-6
-    extra_eps: float = 0.0
+    feature_map: Any
+    dtype: Any  # of the computation
+    precision: jax.lax.PrecisionLike
+    clip: float | None
+    competition_axis: str
+    competition: bool
+    allocation: bool
+    eps: float
+    extra_eps: float
 
     @property
     def sums_as_is(self) -> bool:

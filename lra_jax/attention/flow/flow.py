@@ -146,7 +146,8 @@ def flow_attention(
 
 def _begin(call: Call, options: dict[str, Any]) -> tuple[Call, Options]:
     """The call with the mask of its sinks, and the options."""
-    settings = Options(dtype=call.dtype, precision=call.precision, **options)
+    computed = {"dtype": call.dtype, "precision": call.precision}
+    settings = Options(**options | computed)
     causal.check(settings, call.is_causal)
     if call.axis is not None:
         inputs.refuse_causal(
@@ -196,10 +197,11 @@ def flow_terms(
         is_causal,
         query_mask=query_mask,
         segment_ids=segment_ids,
-        precision=options.pop("precision", None),
+        precision=options.get("precision"),
     )
+    options = {name: p.default for name, p in known.items()} | options | {"clip": clip}
     options = {name: x for name, x in options.items() if name in Options._fields}
-    call, settings = _begin(call, options | {"clip": clip})
+    call, settings = _begin(call, options)
     features, unit = whole.features_of(call, settings)
     if is_causal:
         terms, _ = _causal(call, settings, as_terms=True)

@@ -35,11 +35,11 @@ class Options:
       ValueError: an unknown name, or conflicting options.
     """
 
-    kernel: feature_maps.FeatureMap = SOFTMAX
-    hyperbolic: bool = False
-    feature_eps: float | None = None
-    scale: float | None = None
-    precision: jax.lax.PrecisionLike = None
+    kernel: feature_maps.FeatureMap
+    hyperbolic: bool
+    feature_eps: float | None
+    scale: float | None
+    precision: jax.lax.PrecisionLike
 
     def __post_init__(self) -> None:
         if not callable(self.kernel) and self.kernel not in (SOFTMAX, *_MAPS):
