@@ -17,7 +17,7 @@ _FIRST, _MOST_SHOWN, _MOST_KEPT = 2.0, 5.0, 10.0
 class Clock:
     """Prints the progress of work on ``total`` items now and then, with the time left.
 
-    ``what`` are they, as in ``train examples``; ``tell`` prints a line, by default on
+    ``what`` names them, as in ``train examples``; ``tell`` prints a line, by default on
     stdout. Work of less than two seconds prints nothing.
     """
 

@@ -118,7 +118,7 @@ class Call:
             if axis is None
             else slice_documents(segment_ids, axis)
         )
-        mask = packed.hide_padding(
+        mask = packed.real_positions(
             masking.padding_mask(mask, batch, key.shape[1]), rows
         )
         query_mask = masking.padding_mask(query_mask, batch, length, "query_mask")
@@ -126,7 +126,7 @@ class Call:
         if query_mask is None:
             query, finite = masking.hide_broken(query, mask)
         else:
-            query_mask = packed.hide_padding(query_mask, rows)
+            query_mask = packed.real_positions(query_mask, rows)
         dtype = inputs.accumulation_dtype(query, key, value)
         if state is not None:
             dtype = jax.tree.leaves(state.sums)[0].dtype

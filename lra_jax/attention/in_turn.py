@@ -87,7 +87,7 @@ def _mask(name: str, keywords: dict[str, Any], rows: packed.Packed) -> jax.Array
     """The real positions of documents that a mask leaves."""
     batch, length = rows.real.shape
     mask = masking.padding_mask(keywords.pop(name, None), batch, length, name)
-    return packed.hide_padding(mask, rows)
+    return packed.real_positions(mask, rows)
 
 
 class _Place(NamedTuple):

@@ -162,8 +162,8 @@ def by_head(
     return jnp.swapaxes(inputs.match_heads(array, num_heads), 1, 2)
 
 
-def hide_padding(array: jax.Array, pairs: jax.Array | None) -> jax.Array:
-    """Zeroes what a `pair_mask` hides of `[B, S, N, H]` from all queries and heads."""
+def hide_unseen(array: jax.Array, pairs: jax.Array | None) -> jax.Array:
+    """Zeroes the keys `[B, S, N, H]` that no query or head sees, by a `pair_mask`."""
     if pairs is None:
         return array
     return hide(array, jnp.broadcast_to(pairs.any((1, 2)), array.shape[:2]))

@@ -109,8 +109,10 @@ def documents(
     return Packed(real, real & (ids != before))
 
 
-def hide_padding(mask: jax.Array | None, documents: Packed | None) -> jax.Array | None:
-    """A padding mask `[B, T]` that also hides the documents' padding; None = all."""
+def real_positions(
+    mask: jax.Array | None, documents: Packed | None
+) -> jax.Array | None:
+    """Those of a mask `[B, T]` that are in a document; None = all."""
     return mask if documents is None else masking.both(mask, documents.real)
 
 

@@ -384,7 +384,7 @@ class MultiHeadAttention(nnx.Module):
                 keywords["max_length"] = max(inputs.shape[1], context.shape[1])
         mask = self._check_mask("mask", "B S", mask, context)
         query_mask = self._check_mask("query_mask", "B T", query_mask, inputs)
-        mask, query_mask = (packed.hide_padding(x, rows) for x in (mask, query_mask))
+        mask, query_mask = (packed.real_positions(x, rows) for x in (mask, query_mask))
         label, places = (None, None) if rows is None else (rows.label, rows.position)
         query, key, value = self.project(inputs, context, query_mask, mask, label)
         if self.rotary:

@@ -380,7 +380,7 @@ class TransformerEncoder(VectorEncoder):
             order, back = order_real_first(mask)
             hidden = None if hidden is None else reorder(hidden, order)
             tokens, mask = reorder(tokens, order), reorder(mask, order)
-        mask = packed.hide_padding(mask, documents)
+        mask = packed.real_positions(mask, documents)
         x, mask = self._embed(tokens, mask, documents, hidden)
         x = self.encode(x, mask, rngs, segment_ids)
         if back is None:

@@ -54,7 +54,7 @@ class PositionNorm(nnx.Module):
         batch, length = inputs.shape[:2]
         mask = check_mask("mask", mask, "B T", {1, batch}, length)
         documents = packed.documents(segment_ids, inputs, inputs)
-        mask = packed.hide_padding(mask, documents)
+        mask = packed.real_positions(mask, documents)
         shown = jnp.ones((1, length), bool) if mask is None else mask
         real = jnp.broadcast_to(shown, (batch, length))[:, :, None]
         x = inputs.astype(accumulation_dtype(inputs))

@@ -33,7 +33,7 @@ from lra_jax.attention.causal import documents, engine, fades
 from lra_jax.attention.causal.both_ends import from_both_ends
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import exp_visible, hide_pairs, prefix, so_far
-from lra_jax.attention.linear.both_sides import both_sides
+from lra_jax.attention.linear.by_document import sum_by_document
 from lra_jax.attention.linear.sums import Sums, key_sums, row_sums
 from lra_jax.attention.sharded import exchange
 from lra_jax.attention.sharded.documents import sums_before
@@ -339,7 +339,7 @@ class _Form:
         # The sums that other devices hold, if the rows are sliced.
         before, beyond = rows.around(self.part_sums) or (self.empty, self.empty)
         query, key, value = self.options.prepare(call.arrays, call.tables(self.tables))
-        out, total = both_sides(
+        out, total = sum_by_document(
             (query, key, value),
             rows.resets,
             before,

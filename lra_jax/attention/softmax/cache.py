@@ -73,7 +73,7 @@ def last_documents(
     rows: packed.Packed,
 ) -> SoftmaxState:
     """Fills an empty state with the last document of each row, as in `extend`."""
-    mask = packed.hide_padding(mask, rows)
+    mask = packed.real_positions(mask, rows)
     batch, length = key.shape[:2]
     number, nowhere = rows.number, state.visible.shape[1]
     columns = jnp.where(number == number[:, -1:], rows.position, nowhere)

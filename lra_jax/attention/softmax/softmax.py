@@ -325,7 +325,7 @@ def _prepare(
     pairs = masking.pair_mask(mask, batch, num_heads, length, key.shape[1])
     real, label = (None, None) if rows is None else (rows.real, rows.label)
     keys = (
-        inputs.match_heads(masking.hide_padding(x, pairs), num_heads)
+        inputs.match_heads(masking.hide_unseen(x, pairs), num_heads)
         for x in (key, value)
     )
     arrays = query, *(masking.hide(x, real) for x in keys)

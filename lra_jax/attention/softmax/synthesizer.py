@@ -127,7 +127,7 @@ def synthesizer_attention(
         rows, columns = arrays["first"][:, :length], arrays["second"][:, :keys]
         scores = feature_maps.products(rows[None], columns[None], precision)
     pairs = masking.pair_mask(mask, batch, num_heads, length, keys)
-    value = masking.by_head(masking.hide_padding(value, pairs), num_heads, dtype=dtype)
+    value = masking.by_head(masking.hide_unseen(value, pairs), num_heads, dtype=dtype)
     if is_causal:
         pairs = masking.both(pairs, jnp.tri(length, dtype=bool)[None, None])
     if pairs is not None and pairs.shape[0] != scores.shape[0]:

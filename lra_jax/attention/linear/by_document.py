@@ -23,7 +23,7 @@ class _Side(NamedTuple):
     gives: jax.Array  # the other edge
 
 
-def both_sides(
+def sum_by_document(
     features: tuple[jax.Array, jax.Array, jax.Array],
     resets: jax.Array,
     before: Sums,
