@@ -90,9 +90,9 @@ class Code:
     def at_import(self, module: str) -> set[str]:
         """All modules, also of other packages, that importing a module runs."""
         direct: dict[str, set[str]] = {}
-        for found in self.inside | self.outside:
-            if found.when == "import":
-                direct.setdefault(found.source, set()).add(found.target)
+        for one in self.inside | self.outside:
+            if one.when == "import":
+                direct.setdefault(one.source, set()).add(one.target)
         seen: set[str] = set()
         left = {module}
         while left:
@@ -106,14 +106,14 @@ def read(package: Path) -> Code:
     """Reads every module under a package's folder."""
     modules = {_name(path, package): path for path in package.rglob("*.py")}
     texts = {module: path.read_text() for module, path in modules.items()}
-    found = {
+    imports = {
         Import(module, target, when)
         for module, text in texts.items()
         for target, when in _imports(ast.parse(text), modules)
     }
     commands = (name for name, text in texts.items() if _RUN in text)
-    inside = frozenset(i for i in found if i.target in modules)
-    return Code(modules, frozenset(commands), inside, frozenset(found - inside))
+    inside = frozenset(i for i in imports if i.target in modules)
+    return Code(modules, frozenset(commands), inside, frozenset(imports - inside))
 
 
 _RUN = 'if __name__ == "__main__":'
@@ -122,8 +122,8 @@ _RUN = 'if __name__ == "__main__":'
 def circles(imports: Iterable[Import]) -> set[frozenset[str]]:
     """The largest sets of modules that each reach every other one (Tarjan, 1972)."""
     after: dict[str, list[str]] = {}
-    for found in imports:
-        after.setdefault(found.source, []).append(found.target)
+    for one in imports:
+        after.setdefault(one.source, []).append(one.target)
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []

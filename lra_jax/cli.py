@@ -123,7 +123,7 @@ def begin(args: Sequence[str] | None) -> list[str]:
     # every 700 of them, as in 3.11, collections took a tenth of a short run's time.
     gc.set_threshold(2_000)
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
-    # Orbax leaves them behind, at times, when a save fails; the error tells the rest.
+    # Orbax may leave one behind when a save fails, which raises an error of its own.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("warning: %(message)s"))

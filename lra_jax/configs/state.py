@@ -56,8 +56,8 @@ _WORDS = ("s5", "a5")
 def rates(task: str) -> dict[str, tuple[float, ...]]:
     """The learning rates that the suite tries, by preset.
 
-    The quick suite is parity alone: in 600 steps no mechanism leaves chance on the
-    other tests, which tells none apart (results/suites/).
+    The quick suite is parity alone: on the other tests no mechanism leaves chance in
+    600 steps, so they would not tell mechanisms apart (results/suites/).
     """
     quick = {"quick": (5e-3,)} if task == "parity" else {}
     return {"official": (1e-3,), **quick}

@@ -102,7 +102,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _complaint(error: Exception) -> str:
-    """The line that tells most of what a compiler has written."""
+    """The most informative line of a compiler's output."""
     written = getattr(error, "stderr", None) or ""
     lines = [line for line in written.splitlines() if "error" in line]
     return lines[0] if lines else first_line(error)
