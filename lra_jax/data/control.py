@@ -81,13 +81,16 @@ class ControlDataset(SequenceDataset):
         self.mean, self.deviation = train.mean(0), train.std(0) + 1e-6
         self._states = self.standardise(states)
         strides = {"train": 1, "valid": context, "test": context}
-        self._windows, self._lengths, self._labels, self._sources = {}, {}, {}, {}
-        for x, ids in split.items():
-            windows = _cut(starts[ids], sizes[ids], context, strides[x])
-            self._windows[x], count = windows, windows.shape[1]
-            self._lengths[x] = 3 * windows[1].astype(np.int32)
-            self._labels[x] = np.zeros((count, 0), int)
-            self._sources[x] = Rows(count, functools.partial(self._states_of, x))
+        self._windows = {
+            x: _cut(starts[ids], sizes[ids], context, strides[x])
+            for x, ids in split.items()
+        }
+        self._lengths, self._labels, self._sources = {}, {}, {}
+        for x, (_, lengths) in self._windows.items():
+            self._lengths[x] = 3 * lengths.astype(np.int32)
+            self._labels[x] = np.zeros((len(lengths), 0), int)
+            rows = functools.partial(self._states_of, x)
+            self._sources[x] = Rows(len(lengths), rows)
         self.raw = {
             "kind": "vectors",
             "mean": self.mean.tolist(),
