@@ -168,14 +168,14 @@ def _read_prompts(config: GenerateConfig) -> list[str]:
     file = expand_home(config.prompts, "--prompts")
     try:
         # Some editors write a mark first.
-        whole = read_bytes(file).decode("utf-8-sig").replace("\r\n", "\n")
+        text = read_bytes(file).decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         got = f"{file}: {reason(error)}"
         raise expected("--prompts", "a file of UTF-8 text", got) from error
-    if not whole:
+    if not text:
         raise expected("--prompts", "a prompt in each line", f"{file}, which is empty")
     # Not by splitlines, which ends a line at form feeds and the like, too.
-    return whole.removesuffix("\n").split("\n")
+    return text.removesuffix("\n").split("\n")
 
 
 if __name__ == "__main__":

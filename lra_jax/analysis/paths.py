@@ -125,10 +125,10 @@ def path_length_distribution(num_layers: int, num_heads: int) -> np.ndarray:
     """
     check_size("num_layers", num_layers)
     check_size("num_heads", num_heads)
-    whole = (1 + num_heads) ** num_layers
+    num_paths = (1 + num_heads) ** num_layers
     # Python's integers are exact, whatever the number of paths.
     counts = [math.comb(num_layers, k) * num_heads**k for k in range(num_layers + 1)]
-    return np.array([count / whole for count in counts])
+    return np.array([count / num_paths for count in counts])
 
 
 def _walk(

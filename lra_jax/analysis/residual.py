@@ -73,9 +73,9 @@ def relative_residual(x: ArrayLike, mask: ArrayLike | None = None) -> np.ndarray
       np.float64(0.0)
     """
     x, mask = _check(x, mask)
-    whole = composite_norm(np.where(mask[..., None], x, 0.0))
+    norm = composite_norm(np.where(mask[..., None], x, 0.0))
     rest = composite_norm(residual(x, mask))
-    return rest / np.where(whole == 0, 1.0, whole)
+    return rest / np.where(norm == 0, 1.0, norm)
 
 
 def _check(x: ArrayLike, mask: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:

@@ -29,8 +29,8 @@ def cumulative_spectrum(weights: ArrayLike) -> np.ndarray:
       array([0.75, 1.  ])
     """
     sums = np.cumsum(_singular_values(weights), -1)
-    whole = sums[..., -1:]
-    return np.where(whole == 0, 1.0, sums / np.where(whole == 0, 1.0, whole))
+    total = sums[..., -1:]
+    return np.where(total == 0, 1.0, sums / np.where(total == 0, 1.0, total))
 
 
 def effective_rank(weights: ArrayLike) -> np.ndarray:
@@ -52,11 +52,11 @@ def effective_rank(weights: ArrayLike) -> np.ndarray:
       (array(8.), array(1.))
     """
     values = _singular_values(weights)
-    whole = values.sum(-1, keepdims=True)
-    shares = values / np.where(whole == 0, 1.0, whole)
+    total = values.sum(-1, keepdims=True)
+    shares = values / np.where(total == 0, 1.0, total)
     logs = np.log(np.where(shares > 0, shares, 1.0))
     ranks = np.exp(-(shares * logs).sum(-1))
-    return np.where(whole[..., 0] == 0, 0.0, ranks)
+    return np.where(total[..., 0] == 0, 0.0, ranks)
 
 
 def spectral_gap(weights: ArrayLike) -> np.ndarray:

@@ -136,15 +136,15 @@ def hide_broken(
     """
     if mask is None:
         return query, None
-    whole = jnp.isfinite(query).all(-1, keepdims=True)
-    return jnp.where(whole, query, 0), whole
+    finite = jnp.isfinite(query).all(-1, keepdims=True)
+    return jnp.where(finite, query, 0), finite
 
 
-def broken_again(out: jax.Array, whole: jax.Array | None) -> jax.Array:
+def broken_again(out: jax.Array, finite: jax.Array | None) -> jax.Array:
     """Sets rows that `hide_broken` zeroed to NaN; no gradient passes through them."""
-    if whole is None:
+    if finite is None:
         return out
-    return jnp.where(whole, out, jnp.nan)
+    return jnp.where(finite, out, jnp.nan)
 
 
 def by_head(

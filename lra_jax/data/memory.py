@@ -39,7 +39,7 @@ class Examples(NamedTuple):
 Generator = Callable[[np.random.Generator, int], Examples]
 
 
-def whole(tokens: np.ndarray, targets: np.ndarray) -> Examples:
+def from_targets(tokens: np.ndarray, targets: np.ndarray) -> Examples:
     """Examples of equal length.
 
     Args:

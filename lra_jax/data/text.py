@@ -56,7 +56,7 @@ class Review(NamedTuple):
 
     name: str
     text: bytes
-    whole: bytes
+    digest: bytes
 
 
 # By split and class.
@@ -168,9 +168,9 @@ def _keep(
     if label in LABELS:
         if not file.endswith(".txt"):
             raise expected(f"{place}: {name}", "a review, NAME.txt", "another file")
-        whole = read(max_length + _MOST_BLANKS).strip()
+        content = read(max_length + _MOST_BLANKS).strip()
         # An empty review would be a sequence without tokens.
-        text, digest = whole[:max_length] or b"\n", hashlib.blake2b(whole).digest()
+        text, digest = content[:max_length] or b"\n", hashlib.blake2b(content).digest()
         reviews.setdefault((split, label), []).append(Review(file, text, digest))
     elif label != _UNLABELLED:
         needed = f"a label of {', '.join(LABELS)}"
@@ -198,18 +198,18 @@ def _held_out(reviews: Reviews, seed: int) -> dict[str, list[tuple[bytes, int]]]
     rng = np.random.Generator(np.random.Philox(seed))
     for label, number in LABELS.items():
         train = reviews["train", label]
-        copies = list(collections.Counter(review.whole for review in train).items())
+        copies = list(collections.Counter(review.digest for review in train).items())
         left, held_out = len(train) // 10, set()
         for index in rng.permutation(len(copies)).tolist():
-            whole, count = copies[index]
+            digest, count = copies[index]
             if count <= left:
-                held_out.add(whole)
+                held_out.add(digest)
                 left -= count
         if not held_out:
             needed = "at least 10 reviews, to hold a tenth out without its copies"
             raise expected(f"train/{label}", needed, len(train))
         for review in train:
-            split = "valid" if review.whole in held_out else "train"
+            split = "valid" if review.digest in held_out else "train"
             parts[split].append((review.text, number))
     return parts
 

@@ -53,7 +53,7 @@ def save_arrays(file: str | os.PathLike[str], tree: Any) -> None:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = _names(leaves)
     pairs = zip(names, leaves, strict=True)
-    arrays = {name: _whole(name, leaf) for name, (_, leaf) in pairs}
+    arrays = {name: _as_array(name, leaf) for name, (_, leaf) in pairs}
     content = save(arrays, metadata={"kinds": _kinds(tree)})
     with files.replacing(Path(file)) as partial:
         partial.write_bytes(content)
@@ -85,7 +85,7 @@ def load_arrays(file: str | os.PathLike[str], like: Any) -> Any:
         raise expected(str(file), needed, f"{left[0]} as well")
     for name, (_, leaf) in zip(names, leaves, strict=True):
         # A number is not an array, but `save_arrays` takes it as one.
-        like_leaf = leaf if hasattr(leaf, "dtype") else _whole(name, leaf)
+        like_leaf = leaf if hasattr(leaf, "dtype") else _as_array(name, leaf)
         needed = f"{name} of {like_leaf.dtype}{list(like_leaf.shape)}"
         if name not in arrays:
             raise expected(str(file), needed, "none")
@@ -130,7 +130,7 @@ def _names(leaves: list[tuple[Any, Any]]) -> list[str]:
     return names
 
 
-def _whole(name: str, leaf: Any) -> jax.Array:
+def _as_array(name: str, leaf: Any) -> jax.Array:
     """The leaf as an array of the same dtype."""
     try:
         array = jax.numpy.asarray(leaf)

@@ -336,10 +336,10 @@ def _pullback(
     arrays, tables, outputs, of_outputs = segment
     if outputs is None:
 
-        def whole(state: Tree, arrays: Arrays) -> tuple[Tree, Tree]:
+        def run_segment(state: Tree, arrays: Arrays) -> tuple[Tree, Tree]:
             return _segment(call, state, arrays, tables)
 
-        return jax.vjp(whole, state, arrays)[1]((of_outputs, of_after))
+        return jax.vjp(run_segment, state, arrays)[1]((of_outputs, of_after))
 
     def prepare(arrays: Arrays) -> tuple[Tree, tuple]:
         features, *rest = _features(call, arrays, tables)

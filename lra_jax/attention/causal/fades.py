@@ -30,13 +30,13 @@ def bound(log_decay: jax.Array) -> jax.Array:
 
 
 class Fade(NamedTuple):
-    """Sums of logarithms, of the same shape each; their sum is the whole."""
+    """Sums of logarithms, two arrays of one shape, whose sum is the `total`."""
 
     coarse: jax.Array
     fine: jax.Array
 
     @property
-    def whole(self) -> jax.Array:
+    def total(self) -> jax.Array:
         """The sums in one array."""
         return self.coarse + self.fine
 

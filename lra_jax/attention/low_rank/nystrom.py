@@ -215,10 +215,10 @@ def _pseudo_inverse(
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
     """Approximate pseudo-inverse of `[B, N, m, m]`; zero rows and columns stay zero."""
-    whole = None if initialisation == "original" else (-2, -1)
+    axes = None if initialisation == "original" else (-2, -1)
     norm = jnp.ones((), matrix.dtype)
     for axis in (-2, -1):  # of column sums and of row sums; no entry is negative
-        norm = norm * matrix.sum(axis, keepdims=True).max(whole, keepdims=True)
+        norm = norm * matrix.sum(axis, keepdims=True).max(axes, keepdims=True)
     inverse = jnp.swapaxes(matrix, -1, -2) / jnp.where(norm > 0, norm, 1)
     identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)[None, None]
     product = functools.partial(jnp.matmul, precision=precision)

@@ -215,7 +215,7 @@ def _segment(
     rows = fade.map(lambda x: x[..., None])
     columns = fade.map(lambda x: x[..., None, :])
     kept = exp_visible(rows.since(columns), seen)
-    until = jnp.exp(fade.whole)
+    until = jnp.exp(fade.total)
     scores = product("bnpim,bnpjm->bnpij", query, key) * kept
     lower = product("bnpim,bnpjm->bnpij", key, key) * kept * beta[..., None]
     inverse = unit_inverse(jnp.tril(lower, -1), options.precision)
@@ -224,7 +224,7 @@ def _segment(
     past = product("bnpij,bnpjm->bnpim", inverse, faded)
     end = fade.map(lambda x: x[..., -1:])
     key = documents.stayers(key * jnp.exp(end.since(fade))[..., None], packed_rows)
-    passed: Any = documents.decay(end.whole[..., 0], packed_rows, key.dtype)
+    passed: Any = documents.decay(end.total[..., 0], packed_rows, key.dtype)
     factor = jnp.exp(passed)[..., None, None]
 
     def step(state: jax.Array, chunk: tuple) -> tuple[jax.Array, jax.Array]:

@@ -199,12 +199,12 @@ def _compute(
     buckets = rounds.buckets(shared, real)
     order = jnp.argsort(buckets, -1, stable=True)
     back = jnp.argsort(order, -1)  # the place of each position in this order
-    whole = (batch, heads, rounds.count, length)
+    shape = (batch, heads, rounds.count, length)
     size = min(rounds.chunk, length)
 
     def sort(x: jax.Array) -> jax.Array:
         """`[B, N, T, H]` -> `[B, N * R, T, H]`."""
-        x = jnp.broadcast_to(x[:, :, None], (*whole, x.shape[-1]))
+        x = jnp.broadcast_to(x[:, :, None], (*shape, x.shape[-1]))
         return _permute(x, order, back).reshape(batch, -1, length, x.shape[-1])
 
     def unsort(x: jax.Array) -> jax.Array:
@@ -216,7 +216,7 @@ def _compute(
     # Position, own bucket, and the codes of all rounds.
     codes = jnp.split(rounds.codes(buckets, back), rounds.count, 2)
     facts = [position[:, None, None], buckets, *codes]
-    facts = jnp.stack([jnp.broadcast_to(fact, whole) for fact in facts], -1)
+    facts = jnp.stack([jnp.broadcast_to(fact, shape) for fact in facts], -1)
     facts = jnp.take_along_axis(facts, order[..., None], axis=3)
     facts = facts.reshape(batch, -1, length, facts.shape[-1])
     of_queries = _cut_facts(facts, size, 0)[..., None]
@@ -247,6 +247,6 @@ def _together(out: jax.Array, total: jax.Array, value: jax.Array) -> jax.Array:
     peak = jax.lax.stop_gradient(total.max(2, keepdims=True))
     seen = total > jnp.finfo(total.dtype).min
     shares = jnp.where(seen, jnp.exp(total - peak), 0)
-    whole = shares.sum(2)
-    mean = (shares * out).sum(2) / jnp.where(whole > 0, whole, 1)
-    return jnp.where(whole > 0, mean, value)
+    weight = shares.sum(2)
+    mean = (shares * out).sum(2) / jnp.where(weight > 0, weight, 1)
+    return jnp.where(weight > 0, mean, value)

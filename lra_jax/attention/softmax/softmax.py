@@ -248,7 +248,7 @@ class _Form:
         longest, sizes = _ON_CPU if on_cpu else _ELSEWHERE
         form, out_dtype = self.implementation, query.dtype
         padded = visible.document if visible.pairs is None else visible.pairs
-        query, whole = masking.hide_broken(query, padded)
+        query, finite = masking.hide_broken(query, padded)
         length, keys = query.shape[2], key.shape[2]
         if form is None:
             # For a few queries the weights are smaller than the keys.
@@ -279,7 +279,7 @@ class _Form:
                 block=self.block or _best_block(length, keys, sizes),
                 precision=self.precision,
             )
-        return masking.broken_again(out, whole).astype(out_dtype)
+        return masking.broken_again(out, finite).astype(out_dtype)
 
 
 def _best_block(length: int, keys: int, sizes: Sequence[int]) -> int:

@@ -116,9 +116,9 @@ def synthesizer_attention(
     )
     dtype = inputs.accumulation_dtype(query)
     arrays = {name: array.astype(dtype) for name, array in arrays.items()}
-    whole = None
+    finite = None
     if "dense" in variant:
-        query, whole = masking.hide_broken(query, mask)
+        query, finite = masking.hide_broken(query, mask)
         hidden = jax.nn.relu(masking.by_head(query, num_heads, dtype=dtype))
         scores = _dense(hidden, arrays, keys, precision)
     elif variant == "random":
@@ -134,7 +134,7 @@ def synthesizer_attention(
         scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
     weights = feature_maps.masked_softmax(scores, pairs)
     out = jnp.swapaxes(jnp.matmul(weights, value, precision=precision), 1, 2)
-    return masking.broken_again(out, whole).astype(query.dtype)
+    return masking.broken_again(out, finite).astype(query.dtype)
 
 
 synthesizer_weights = dense.weights_of(

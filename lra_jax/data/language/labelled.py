@@ -180,18 +180,18 @@ def _texts_of(dataset: SequenceDataset, split: str) -> Texts:
     return Texts(texts, labels.astype(str).tolist(), list(range(len(texts))))
 
 
-def _held_out(whole: Texts, kind: Kind, seed: int, *splits: str) -> dict[str, Texts]:
+def _held_out(table: Texts, kind: Kind, seed: int, *splits: str) -> dict[str, Texts]:
     """Draws a tenth of the texts for each of the splits; the others are to train on.
 
     A text that occurs several times in a table is in one of the splits only. No class
     loses its last text of training.
     """
     places: dict[bytes, list[int]] = {}
-    for place, one in enumerate(whole.texts):
+    for place, one in enumerate(table.texts):
         places.setdefault(one, []).append(place)
     different = list(places.values())
     labels = [
-        {name for place in same for name in names_of(whole.labels[place], kind)}
+        {name for place in same for name in names_of(table.labels[place], kind)}
         for same in different
     ]
     left = collections.Counter(itertools.chain.from_iterable(labels))
@@ -214,6 +214,6 @@ def _held_out(whole: Texts, kind: Kind, seed: int, *splits: str) -> dict[str, Te
     taken = set(itertools.chain.from_iterable(parts.values()))
     parts = {"train": [number for number in order if number not in taken], **parts}
     return {
-        split: whole.at([place for number in numbers for place in different[number]])
+        split: table.at([place for number in numbers for place in different[number]])
         for split, numbers in parts.items()
     }

@@ -100,7 +100,7 @@ def examples(
         targets = tokens
     else:
         targets = _to_the_right(targets, used, length + 1, fill=memory.NO_TARGET)
-    return memory.whole(tokens[:, :-1], targets[:, 1:])
+    return memory.from_targets(tokens[:, :-1], targets[:, 1:])
 
 
 class _Book:

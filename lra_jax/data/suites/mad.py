@@ -55,7 +55,7 @@ def draw_compress(
             raise expected(f"--data.{name}", "at least 2", value)
     tokens = rng.integers(vocab_size - 1, size=(count, length))
     tokens[:, -1] = vocab_size - 1
-    return memory.whole(tokens, tokens)
+    return memory.from_targets(tokens, tokens)
 
 
 def draw_memorise(
@@ -79,7 +79,7 @@ def draw_memorise(
     tokens[:, 0::2] = keys
     targets = np.full_like(tokens, memory.NO_TARGET)
     targets[:, 1::2] = book[keys]
-    return memory.whole(tokens, targets)
+    return memory.from_targets(tokens, targets)
 
 
 def make_book(vocab_size: int) -> np.ndarray:
@@ -119,7 +119,7 @@ def draw_selective_copy(
     tokens[:, -copied - 1] = vocab_size - 1
     targets = np.full_like(tokens, memory.NO_TARGET)
     targets[:, -copied:] = letters
-    return memory.whole(tokens, targets)
+    return memory.from_targets(tokens, targets)
 
 
 def draw_recall(
@@ -176,7 +176,7 @@ def draw_recall(
     if not training:
         targets[:, 0::2] = memory.NO_TARGET
         targets[:, 1::2][~repeated] = memory.NO_TARGET
-    return memory.whole(tokens[:, :-1], targets[:, 1:])
+    return memory.from_targets(tokens[:, :-1], targets[:, 1:])
 
 
 SAME = {

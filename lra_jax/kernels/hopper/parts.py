@@ -247,7 +247,7 @@ def _varying_like(x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
     return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
 
 
-def whole(spec: Spec, x: jax.Array, alive: bool = True) -> jax.Array:
+def pad(spec: Spec, x: jax.Array, alive: bool = True) -> jax.Array:
     """Pads `[B, T, N, W]` to a multiple of 64 columns and whole segments.
 
     The added rows are zero, or, if not alive, have zero features.
@@ -261,7 +261,7 @@ def whole(spec: Spec, x: jax.Array, alive: bool = True) -> jax.Array:
 
 
 def cut(slopes: Iterable[jax.Array], operands: Inputs) -> Gradients:
-    """The gradients of inputs, without the padding that `whole` added."""
+    """The gradients of inputs, without the padding that `pad` added."""
     query, key, value = (
         x[:, : like.shape[1], :, : like.shape[3]]
         for x, like in zip(slopes, operands[:3], strict=True)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from lra_jax.kernels.hopper import backward as slopes
 from lra_jax.kernels.hopper import forward as products
-from lra_jax.kernels.hopper.parts import Program, cut, row_products, whole
+from lra_jax.kernels.hopper.parts import Program, cut, pad, row_products
 from lra_jax.kernels.spec import Gradients, Inputs, Spec
 
 
@@ -45,7 +45,7 @@ def backward(spec: Spec, operands: Inputs, saved: Any, of_out: jax.Array) -> Gra
     out, den, starts = saved
     q, pairs = _pad(spec, operands)
     inverse, of_den = gradient_lines(spec, out, den, of_out)
-    up = whole(spec, of_out)
+    up = pad(spec, of_out)
     later = {"query": q, "of_out": up, "inverse": inverse, "of_den": of_den}
     scale, over_queries = operands.scale, _program(spec, q)
     of_query = slopes.queries(
@@ -80,8 +80,8 @@ def no_sums(program: Program) -> list[jax.Array]:
 
 def _pad(spec: Spec, operands: Inputs) -> tuple[jax.Array, products.Arrays]:
     """The query, and key, value and mask, with whole segments and 64 columns."""
-    query, key = (whole(spec, x, alive=False) for x in (operands.query, operands.key))
-    pairs = {"key": key, "value": whole(spec, operands.value)}
+    query, key = (pad(spec, x, alive=False) for x in (operands.query, operands.key))
+    pairs = {"key": key, "value": pad(spec, operands.value)}
     if operands.mask is not None:
         mask = operands.mask[:, 0]
         missing = key.shape[1] - mask.shape[1]
