@@ -145,12 +145,18 @@ def stopped(command, workdir, signum) -> int:
 
 
 def killed(command, workdir) -> None:
-    """Starts the command and kills it while it writes a checkpoint, not the first."""
-    incomplete = "*/*.orbax-checkpoint-tmp*"
-    checkpoints = workdir / "checkpoints"
+    """Starts the command and kills it while it writes a checkpoint, not the first.
+
+    On a machine with much to do, also a little later.
+    """
+    incomplete = "checkpoints/*/*.orbax-checkpoint-tmp*"
+
+    def writes_another() -> bool:
+        return latest(workdir) > 0 and any(workdir.glob(incomplete))
+
     process = helpers.start(*command)
     try:
-        wait(process, lambda: latest(workdir) and any(checkpoints.glob(incomplete)))
+        wait(process, lambda: writes_another() or last_step(workdir) > 20)
     finally:
         process.kill()
         process.communicate()
