@@ -1,7 +1,8 @@
 """One call of an attention: its arguments, checked once and brought to one form.
 
 A public function turns what it was passed into a `Call`; everything below takes that
-object and the options of the mechanism, and checks, hides and derives nothing again.
+object and the options of the mechanism. Arrays are not copied here: their hidden
+positions are zeroed where they are read, part by part.
 """
 
 import dataclasses

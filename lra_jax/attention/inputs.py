@@ -2,9 +2,10 @@
 
 Axis letters are those of ``jax.nn.dot_product_attention``: **B** batch, **T** query
 length, **S** key length, **N** heads, **H** head width, **Hv** value width. The layout
-is always ``[B, T, N, H]``. A caller's mistakes raise ``ValueError`` here, naming the
+is always ``[B, T, N, H]``. A caller's mistakes raise ``ValueError``, naming the
 argument, what was expected and what was passed, as in ``key: expected [B, S, N, H]=(2,
-8, 4, 16), got (2, 8, 4, 32)``; the mechanisms do not check anything again.
+8, 4, 16), got (2, 8, 4, 32)``. Arrays are checked once, where a call begins; options by
+the mechanism that has them.
 
 Keys and values may have fewer heads than the query (multi-query and grouped-query
 attention): each of those heads then serves ``N / heads`` neighbouring query heads.
