@@ -36,7 +36,6 @@ Deviations from the authors' code: it has no mask; here padding is exact. Angles
 sums are float32 or wider, whatever the input dtype.
 """
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -103,7 +102,7 @@ def _run(
     kernel = core.Kernel(
         feature_map=feature_map,
         rotate=_rotate if reweight else None,
-        tables=functools.partial(_tables, dimensions=dimensions),
+        tables=lambda dtype: [_cos_and_sin(x, dtype) for x in dimensions],
         copies=2 ** len(dimensions),
         denominator=denominator,
         eps=eps,
@@ -208,12 +207,8 @@ def _rotate(features: jax.Array, tables: list[Tables]) -> jax.Array:
     return features
 
 
-def _tables(dtype: Any, dimensions: list[Positions]) -> list[Tables]:
-    """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
-    return [_cos_and_sin(places, dtype) for places in dimensions]
-
-
 def _cos_and_sin(places: Positions, dtype: Any) -> Tables:
+    """Cosine and sine of every position's angle ``pi i / 2M``, `[1 or B, T]`."""
     position, limit = places
     if isinstance(position, np.ndarray) and isinstance(limit, int):
         angles = position * (math.pi / 2 / limit)  # in float64
