@@ -128,12 +128,14 @@ def _rank(group: Group) -> tuple[str, bool, bool]:
 
 
 def _caption(group: Group) -> str:
-    """The task of a group, and why it cannot be compared with published ones."""
+    """The task of a group, its score if that is not the accuracy, and why it cannot be
+    compared with published ones."""
     task = group.config.task
+    name = task if group.metric == "accuracy" else f"{task}, {group.metric}"
     whose = "the LRA's" if get_task(task).suite is None else "the suite's"
-    if group.by_protocol:
-        return task
-    return f"{task}, not {whose} {'protocol' if group.official else 'data settings'}"
+    if not group.is_apart:
+        return name
+    return f"{name}, not {whose} {'protocol' if group.official else 'data settings'}"
 
 
 def _table(caption: str, groups: Sequence[Group], among: Sequence[Group]) -> str:

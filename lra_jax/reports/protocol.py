@@ -12,7 +12,7 @@ def protocol(group: Group) -> str:
     split += ", best by loss" if train.best_by == "loss" else ""
     positions = "no" if model.positions == "none" else model.positions
     note = ""
-    if not group.by_protocol:
+    if group.is_apart:
         what = "protocol" if group.official else "data settings"
         note = f"; NOT the published {what}, do not compare with published rows"
     parts = "".join(f", {part}" for part in _parts(model))

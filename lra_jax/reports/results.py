@@ -93,7 +93,7 @@ def _task_section(task: str, groups: Sequence[Group]) -> Section:
         members = [group for group in chosen if group.by_protocol == is_official]
         if members:
             unequal = unequal_budgets(budgets(members))
-            parts += [] if is_official else [_OTHERS]
+            parts += [_OTHERS] if members[0].is_apart else []
             parts += [unequal or _EQUAL] if len(members) > 1 else []
             parts.append(task_table(task, members, groups))
     parts += all_settings(groups)

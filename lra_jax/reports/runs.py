@@ -69,6 +69,14 @@ class Group:
         return self.official and task.follows_protocol(self.config)
 
     @property
+    def is_apart(self) -> bool:
+        """Whether it is to be kept apart from published rows; a task of the user that
+        names none has nothing to differ from."""
+        task = self.config.task
+        has_rows = ":" not in task or get_task(task).published
+        return bool(has_rows) and not self.by_protocol
+
+    @property
     def budget(self) -> tuple[int, str]:
         """How many examples training showed, in the run that it started from as well,
         and the hash of the data: rows of other budgets cannot be compared."""

@@ -44,6 +44,19 @@ def test_several_answers_of_an_example_have_no_standard_error(
     assert "(se " not in exports.to_latex(groups)
 
 
+def test_latex_has_a_table_for_each_score(tmp_path: Path) -> None:
+    """F1 and R2 are no accuracies, and not to be compared with them."""
+    for name, metric in (("a", "accuracy"), ("b", "f1"), ("c", "r2")):
+        config = get_preset("finetune", "tiny", "linear").replace(
+            data={"path": f"{name}.csv"}
+        )
+        make_run(tmp_path / name, 40.0, config, metric=metric, data_fingerprint=name)
+    latex = exports.to_latex(groups_in(tmp_path))
+    for name, metric in (("", "accuracy"), (", f1", "f1"), (", r2", "r2")):
+        assert rf"\caption{{finetune{name}, not the suite's protocol}}" in latex
+        assert rf"model & test {metric}, \% & seeds" in latex
+
+
 def test_latex_has_the_scores_of_language_models(tmp_path: Path) -> None:
     for seed, bits in enumerate((1.5, 1.7)):
         config = get_preset("lm", "tiny", "linear").replace(seed=seed)

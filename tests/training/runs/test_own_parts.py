@@ -118,6 +118,7 @@ def test_a_run_of_ones_own_parts(tmp_path, monkeypatch) -> None:
     report.write_report(folder, tmp_path / "report", allow_code=True)
     page = (tmp_path / "report" / "report.md").read_text()
     assert all(f"my_parts:{x}" in page for x in ("SUMS", "Squared", "signum"))
+    assert "NOT the published" not in page and "differ from LRA" not in page
     assert (tmp_path / "report" / "curves-my_parts.SUMS.png").exists()
     again: Any = models.load(folder, allow_code=True).model
     assert type(again.encoder.blocks[0]).__name__ == "Parallel"
