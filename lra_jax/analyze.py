@@ -192,8 +192,8 @@ def run(settings: Any, typed: str = "") -> Path:
         if not isinstance(error, InputError) or error.name not in _FLAGS:
             raise
         raise rename(error, _FLAGS[error.name]) from error
-    made = [f"{name}: {_flat(value)}" for name, value in made_by.items()]
-    page.add(Section("Made by", [Items(made)]))
+    facts = [f"{name}: {_flat(value)}" for name, value in made_by.items()]
+    page.add(Section("Made by", [Items(facts)]))
     return page.write("index")
 
 

@@ -132,10 +132,10 @@ def keep(workdir: Path, parts: Mapping[str, str], writes: bool = True) -> None:
     ``parts`` are `Config.own_parts`. A process that does not write only compares its
     code with what another one has copied.
     """
-    made = ("metrics.jsonl", "result.json")
-    begun = not writes or any((workdir / name).exists() for name in made)
+    results = ("metrics.jsonl", "result.json")
+    has_begun = not writes or any((workdir / name).exists() for name in results)
     differing = changed_files(workdir, parts)
-    if begun and differing:
+    if has_begun and differing:
         needed = f"the code that this run began with, which is in {workdir / FOLDER}"
         got = f"changes in {', '.join(differing)}; to train the changed code, give "
         got += "another --workdir"

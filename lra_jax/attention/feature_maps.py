@@ -105,8 +105,8 @@ def prepare(
     """
     query, key, value = arrays[:3]
     phi, dtype = options.feature_map, options.dtype
-    made = features(query, key, phi, dtype, tables.mask, tables.query_mask)
-    return *made, masking.by_head(value, query.shape[2], tables.mask, dtype)
+    pair = features(query, key, phi, dtype, tables.mask, tables.query_mask)
+    return *pair, masking.by_head(value, query.shape[2], tables.mask, dtype)
 
 
 def apply_custom(
@@ -169,8 +169,8 @@ def quotient(x: jax.Array, y: jax.Array) -> jax.Array:
 @quotient.defjvp
 def _quotient_slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     (x, y), (of_x, of_y) = primals, tangents
-    made = x / y
-    return made, of_x / y - of_y / y * made
+    ratio = x / y
+    return ratio, of_x / y - of_y / y * ratio
 
 
 def over(x: jax.Array, denominator: jax.Array) -> jax.Array:
@@ -225,9 +225,9 @@ def _over_root_slope(
 ) -> tuple[jax.Array, jax.Array]:
     (x,), (of_x,) = primals, tangents
     scaled, root, scale = _scale(x, axes, eps)
-    made = scaled * root
-    along = (made * of_x).mean(axes, keepdims=True)
-    return made, (of_x - made * along) * (root / scale)
+    out = scaled * root
+    along = (out * of_x).mean(axes, keepdims=True)
+    return out, (of_x - out * along) * (root / scale)
 
 
 def _scale(
@@ -269,8 +269,8 @@ def below(logits: jax.Array, largest: jax.Array) -> jax.Array:
 
 @below.defjvp
 def _below_slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    made = below(*primals)
-    return made, jnp.broadcast_to(tangents[0], made.shape)
+    excess = below(*primals)
+    return excess, jnp.broadcast_to(tangents[0], excess.shape)
 
 
 def softmax(logits: jax.Array, axis: int) -> jax.Array:

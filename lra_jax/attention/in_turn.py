@@ -128,8 +128,8 @@ def _in_turn(
     def turn(number: jax.Array, out: jax.Array) -> jax.Array:
         place = _place(label, number)
         moved, shown = _move(place, arrays), _move(place, masks)
-        made = alone(moved, shown, parameters, others)
-        return out + _take(made, place.back, place.inside)
+        part = alone(moved, shown, parameters, others)
+        return out + _take(part, place.back, place.inside)
 
     like = jax.eval_shape(alone, arrays, masks, parameters, others)
     start = jnp.zeros_like(like, device=like.sharding)

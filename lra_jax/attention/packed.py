@@ -62,8 +62,8 @@ class Packed:
 
         def one(x: jax.Array, number: jax.Array) -> jax.Array:
             x = jnp.moveaxis(x, axis - 1, 0)
-            made = reduce(x, number, length + 1, indices_are_sorted=True)
-            return jnp.moveaxis(made[number], 0, axis - 1)
+            reduced = reduce(x, number, length + 1, indices_are_sorted=True)
+            return jnp.moveaxis(reduced[number], 0, axis - 1)
 
         return jax.vmap(one)(x, self.number)
 

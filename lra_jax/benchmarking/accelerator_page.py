@@ -27,9 +27,9 @@ def make(values: Row, folder: Path) -> Page:
     """The page of all measurements so far."""
     page = Page(f"lra_jax on {values['device']}", folder)
     versions = ", ".join(f"{name} {x}" for name, x in values["versions"].items())
-    made = f"Made by {values['command']} at commit {values['commit']}"
+    origin = f"Made by {values['command']} at commit {values['commit']}"
     page.add(
-        f"{made}, with {versions}.",
+        f"{origin}, with {versions}.",
         "Please attach this page and accelerator.json, which has all figures, to an "
         "issue."
         if values["complete"]

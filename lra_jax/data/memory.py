@@ -57,10 +57,10 @@ def at_end(tokens: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> Examp
 
 def at_positions(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The positions and labels of `Examples` for targets `[n, T]`."""
-    asked = targets != NO_TARGET
-    width = int(asked.sum(1).max())
+    is_target = targets != NO_TARGET
+    width = int(is_target.sum(1).max())
     # The targets come first, in order.
-    order = np.argsort(~asked, axis=1, kind="stable")[:, :width]
+    order = np.argsort(~is_target, axis=1, kind="stable")[:, :width]
     labels = np.take_along_axis(targets, order, 1)
     return np.where(labels == NO_TARGET, 0, order), labels
 

@@ -42,7 +42,7 @@ def pack(
     count = -(-len(rows) // multiple) * multiple
     most = -(-max(map(len, rows)) // _EXAMPLES) * _EXAMPLES
     no_label = np.nan if labels.dtype.kind == "f" else -1
-    made = {
+    arrays = {
         "tokens": np.zeros((count, length, *tokens.shape[2:]), tokens.dtype),
         "segment_ids": np.zeros((count, length), np.int32),
         "labels": np.full((count, most, *labels.shape[1:]), no_label, labels.dtype),
@@ -51,8 +51,8 @@ def pack(
         place = 0
         for number, example in enumerate(examples):
             end = place + int(lengths[example])
-            made["tokens"][row, place:end] = tokens[example, : end - place]
-            made["segment_ids"][row, place:end] = number + 1
-            made["labels"][row, number] = labels[example]
+            arrays["tokens"][row, place:end] = tokens[example, : end - place]
+            arrays["segment_ids"][row, place:end] = number + 1
+            arrays["labels"][row, number] = labels[example]
             place = end
-    return made
+    return arrays

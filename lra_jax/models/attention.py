@@ -269,12 +269,12 @@ class MultiHeadAttention(nnx.Module):
         if make is None:
             return None
         sizes = _taken_by(make, {**offered, "rngs": rngs})
-        made = make(**sizes)
-        if not isinstance(made, nnx.Module) or not callable(made):
+        module = make(**sizes)
+        if not isinstance(module, nnx.Module) or not callable(module):
             needed = f"{self.mechanism.name!r} to make an nnx.Module with a __call__"
-            raise expected("attention", needed, a_thing(made))
-        own.check_call(made, self.mechanism.name)
-        return made
+            raise expected("attention", needed, a_thing(module))
+        own.check_call(module, self.mechanism.name)
+        return module
 
     def _gates(
         self, options: Mapping[str, Any], rngs: nnx.Rngs

@@ -228,8 +228,9 @@ class VectorEncoder(nnx.Module):
         rate = config.input_dropout
         self.dropout = Dropout(config.dropout if rate is None else rate)
         blocks = range(config.num_layers)
-        made = [make_block(config, index, rngs) for index in blocks]
-        self.blocks: nnx.List[Any] = nnx.List(made)
+        self.blocks: nnx.List[Any] = nnx.List(
+            [make_block(config, index, rngs) for index in blocks]
+        )
         ends = [x for x in blocks[1:] if config.stage(x) > config.stage(x - 1)]
         # By the block before which they come.
         self.merges = nnx.Dict({str(x): Merge(config.at(x - 1), rngs) for x in ends})

@@ -124,12 +124,14 @@ class Saved:
         check_size("batch_size", batch_size)
         rows = [self._tokens(index, example) for index, example in enumerate(examples)]
         scores = self._scores(rows, batch_size)
-        made = decide(scores, self.raw.get("scale"), self.raw.get("several", False))
+        prediction = decide(
+            scores, self.raw.get("scale"), self.raw.get("several", False)
+        )
         if scores.ndim == 3:
             lengths = np.array([len(row[0]) for row in rows])
             beyond = np.arange(scores.shape[1])[None] >= lengths[:, None]
-            made.labels[beyond] = -1
-        return made
+            prediction.labels[beyond] = -1
+        return prediction
 
     def _scores(self, rows: list[list[np.ndarray]], batch_size: int) -> np.ndarray:
         """The logits of all examples, computed batch by batch."""

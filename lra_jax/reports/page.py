@@ -125,10 +125,10 @@ class Page:
 
     def write(self, name: str, kinds: Sequence[str] = ("html", "md")) -> Path:
         """Writes ``name.html`` and ``name.md``, or one; returns the first path."""
-        made = {"html": self.html, "md": self.markdown}
+        formats = {"html": self.html, "md": self.markdown}
         files = [self._folder / f"{name}.{kind}" for kind in kinds]
         for kind, file in zip(kinds, files, strict=True):
-            write_text(file, made[kind]())
+            write_text(file, formats[kind]())
         return files[0]
 
     def _render(self, template: str) -> str:

@@ -191,8 +191,8 @@ def commands(groups: Sequence[Group]) -> list[str]:
             number, dash, dirty = commit.partition("-")
             commits.append(f"{number[:12]}{dash}{dirty}")
         command = result.command or "lra_jax.train.run(config)"
-        made = f"jax {result.versions.get('jax', '?')}, commit {'; '.join(commits)}"
-        lines.append(f"{command}  # {made}")
+        origin = f"jax {result.versions.get('jax', '?')}, commit {'; '.join(commits)}"
+        lines.append(f"{command}  # {origin}")
     return lines
 
 

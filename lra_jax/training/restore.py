@@ -163,9 +163,9 @@ def predictions(
     tracked = console.track(batches, len(batches))
     for ids, batch in zip(batches.examples(), tracked, strict=True):
         scores = run(params, sharding.shard_batch(trainer.mesh, batch))
-        made = decide(np.asarray(scores), scale, dataset.several)
-        chances = made.probabilities.astype(np.float64).round(6)
-        rows = batch["labels"], made.labels, chances
+        prediction = decide(np.asarray(scores), scale, dataset.several)
+        chances = prediction.probabilities.astype(np.float64).round(6)
+        rows = batch["labels"], prediction.labels, chances
         lines += [
             {"example": example, **_answer(dataset, *row)}
             for example, *row in zip(ids.tolist(), *rows, strict=False)

@@ -56,7 +56,7 @@ def features_of(
     call: Call, options: Options
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array | float]:
     """phi(q) and phi(k) `[B, N, T, M]` in their unit, and the unit `[B]`."""
-    made = feature_maps.features(
+    features = feature_maps.features(
         call.query,
         call.key,
         options.feature_map,
@@ -64,8 +64,8 @@ def features_of(
         call.mask,
         call.query_mask,
     )
-    unit = 1.0 if options.is_bounded else causal.unit_of(made, call.axis)
-    one, two = (x / along(unit, x) for x in made)
+    unit = 1.0 if options.is_bounded else causal.unit_of(features, call.axis)
+    one, two = (x / along(unit, x) for x in features)
     return (one, two), unit
 
 

@@ -135,7 +135,7 @@ def shared_heads(
         rotary.check_width(width)
         cos, sin = rotary.tables(length, width, dtype)
         angles = cos[None, None, :length], sin[None, None, :length]
-    made = []
+    heads = []
     for index in range(count):
         x = sources[2 * index // count]
         if scale is not None:
@@ -143,8 +143,8 @@ def shared_heads(
         if offset is not None:
             x = x + offset.astype(dtype)[index, None, :, None]
         x = x if angles is None else rotary.rotate(x, angles)
-        made.append(masking.hide_by_head(x, mask) if 2 * index >= count else x)
-    return made
+        heads.append(masking.hide_by_head(x, mask) if 2 * index >= count else x)
+    return heads
 
 
 def bias(call: Call, table: jax.Array, length: int) -> jax.Array:

@@ -64,12 +64,12 @@ def sum_by_document(
         fade = jnp.where(passes, 0.0, -jnp.inf).astype(key.dtype)
         if backward:
             sums, fade = jax.tree.map(lambda x: jnp.flip(x, 2), (sums, fade))
-        come, _ = prefix(start, sums, fade)
+        incoming, _ = prefix(start, sums, fade)
         if backward:
-            come = jax.tree.map(lambda x: jnp.flip(x, 2), come)
+            incoming = jax.tree.map(lambda x: jnp.flip(x, 2), incoming)
         reader = jnp.where(side.reads[..., None], query, 0)
-        out += product("bnpim,bnpmv->bnpiv", reader, come.summary)
-        total += product("bnpim,bnpm->bnpi", reader, come.total)
+        out += product("bnpim,bnpmv->bnpiv", reader, incoming.summary)
+        total += product("bnpim,bnpm->bnpi", reader, incoming.total)
     out = out.reshape(*out.shape[:2], -1, out.shape[-1])
     return out[:, :, :length], total.reshape(*total.shape[:2], -1)[:, :, :length]
 

@@ -134,13 +134,13 @@ def hgrn_parameters(
     """
     del rng_key
     inputs.check_sizes(hgrn_parameters, sizes)
-    made = {}
+    arrays = {}
     if layer:
         share = layer / num_layers
-        made["lower_bound"] = jnp.full((num_heads,), math.log(share / (1 - share)))
+        arrays["lower_bound"] = jnp.full((num_heads,), math.log(share / (1 - share)))
     if is_complex:
-        made["angle"] = 1e4 ** (-jnp.arange(num_heads) / num_heads)
-    return {name: array.astype(dtype) for name, array in made.items()}
+        arrays["angle"] = 1e4 ** (-jnp.arange(num_heads) / num_heads)
+    return {name: array.astype(dtype) for name, array in arrays.items()}
 
 
 def _run(

@@ -189,10 +189,10 @@ def synthesizer_parameters(
     init = jax.nn.initializers.glorot_uniform(batch_axis=0)
     matrices = [name for name in shapes if not name.endswith("_bias")]
     keys = jax.random.split(rng_key, len(matrices))
-    made = {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
+    arrays = {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
     for name, key in zip(matrices, keys, strict=True):
-        made[name] = init(key, shapes[name], dtype)
-    return made
+        arrays[name] = init(key, shapes[name], dtype)
+    return arrays
 
 
 def _dense(

@@ -26,12 +26,12 @@ def forward(spec: RecurrentSpec, operands: Inputs, save: bool) -> tuple[jax.Arra
     if operands.beta is not None:
         # Also what was missing of each value.
         name, shapes = "lra_delta_forward", [shape, shape]
-    made = [
+    results = [
         programs.call(name, shapes, _arrays(read), from_end=from_end)
         for from_end in _ends(spec)
     ]
-    saved = ((query, key), [missing for _, *missing in made])
-    return plus(out for out, *_ in made), (saved if save else ())
+    saved = ((query, key), [missing for _, *missing in results])
+    return plus(out for out, *_ in results), (saved if save else ())
 
 
 def backward(
@@ -46,11 +46,13 @@ def backward(
     if operands.beta is not None:
         name = "lra_delta_backward"
         shapes.append(operands.beta.shape)
-    made = [
+    results = [
         programs.call(name, shapes, [*_arrays(read), *kept, of_out], from_end=from_end)
         for from_end, kept in zip(_ends(spec), missing, strict=True)
     ]
-    of_query, of_key, of_value, of_decay, *of_share = map(plus, zip(*made, strict=True))
+    of_query, of_key, of_value, of_decay, *of_share = map(
+        plus, zip(*results, strict=True)
+    )
     if spec.feature_map is not None:
         of_query, of_key = (
             _unit_slope(spec, x, of_x)
