@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lra_jax import seals
-from lra_jax.attention import own, registry
+from lra_jax.attention import outside, registry
 from lra_jax.errors import expected
 from lra_jax.files import replacing
 
@@ -56,7 +56,7 @@ def _modules_of(flag: str, path: str) -> dict[str, tuple[str, bytes]]:
             return {}
         part, origin = mechanism.make or mechanism.attention, mechanism.module
     else:
-        part = own.load(path, flag)
+        part = outside.load(path, flag)
         origin = getattr(part, "__module__", named)
     if named == "__main__":
         try:

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from lra_jax.attention import own
+from lra_jax.attention import outside
 from lra_jax.attention.mechanism import Gate, Mechanism
 from lra_jax.attention.table import MECHANISMS
 from lra_jax.errors import did_you_mean, expected
@@ -60,13 +60,13 @@ def resolve(spec: Any, argument: str = "attention") -> Mechanism:
     if isinstance(spec, Mechanism):
         return spec
     if isinstance(spec, str) and ":" in spec:
-        return _known(own.mechanism(own.load(spec), spec))
+        return _known(outside.mechanism(outside.load(spec), spec))
     if not isinstance(spec, str):
-        return _known(own.mechanism(spec))
+        return _known(outside.mechanism(spec))
     if spec not in MECHANISMS:
         needed = f"one of {', '.join(MECHANISMS)}, or 'package.module:function'"
         hint = did_you_mean(spec.lower(), MECHANISMS)
-        if own.is_module(spec):
+        if outside.is_module(spec):
             hint = f", a module: add ':' and a name in it, as in '{spec}:f'"
         if "," in spec:
             hint = "; several that blocks take in turn are a `hybrid`"
@@ -97,8 +97,8 @@ def spell(thing: Any) -> str:
     if MECHANISMS.get(mechanism.name) is mechanism:
         return mechanism.name
     if isinstance(thing, types.ModuleType):
-        return f"{thing.__name__}:{own.stem(thing)}"
-    return own.locate(thing, "attention")
+        return f"{thing.__name__}:{outside.stem(thing)}"
+    return outside.locate(thing, "attention")
 
 
 def as_causal(function: Callable[..., Any]) -> Callable[..., Any]:

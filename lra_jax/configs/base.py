@@ -15,7 +15,7 @@ import os
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from lra_jax.attention.own import locate
+from lra_jax.attention.outside import locate
 from lra_jax.attention.registry import spell
 from lra_jax.configs import mechanisms
 from lra_jax.configs.registry import find_task

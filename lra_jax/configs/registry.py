@@ -9,7 +9,7 @@ import dataclasses
 import pkgutil
 from typing import Any
 
-from lra_jax.attention import own
+from lra_jax.attention import outside
 from lra_jax.errors import a_thing, expected, known
 
 TASKS = {
@@ -59,7 +59,7 @@ def find_task(name: str, allow_code: bool = True) -> Any:
         return pkgutil.resolve_name(TASKS[known("--task", name, TASKS)])
     if not allow_code and name not in _ALLOWED:
         raise expected("--allow-code", f"True to import the task {name!r}", False)
-    task = own.load(name, "--task")
+    task = outside.load(name, "--task")
     if not isinstance(task, pkgutil.resolve_name("lra_jax.tasks:Task")):
         raise expected("--task", f"{name!r} to be a lra_jax.tasks.Task", a_thing(task))
     _ALLOWED.add(name)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lra_jax.attention import gates, own, packed, registry
+from lra_jax.attention import gates, outside, packed, registry
 from lra_jax.attention.inputs import (
     Grid,
     check_flag,
@@ -273,7 +273,7 @@ class MultiHeadAttention(nnx.Module):
         if not isinstance(module, nnx.Module) or not callable(module):
             needed = f"{self.mechanism.name!r} to make an nnx.Module with a __call__"
             raise expected("attention", needed, a_thing(module))
-        own.check_call(module, self.mechanism.name)
+        outside.check_call(module, self.mechanism.name)
         return module
 
     def _gates(

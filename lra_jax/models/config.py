@@ -14,7 +14,7 @@ from numbers import Integral
 from typing import Annotated, Any, Literal, Self
 
 from lra_jax.attention import registry
-from lra_jax.attention.own import locate
+from lra_jax.attention.outside import locate
 from lra_jax.errors import (
     Count,
     Names,

@@ -22,7 +22,7 @@ from typing import Any
 
 from flax import nnx
 
-from lra_jax.attention import own
+from lra_jax.attention import outside
 from lra_jax.errors import a_thing, expected
 
 
@@ -47,7 +47,7 @@ def make_part(
       kind: the class that it must have.
       offers: further keywords, for a part that has parameters of these names.
     """
-    make = parts.get(name) or own.load(name, setting)
+    make = parts.get(name) or outside.load(name, setting)
     if isinstance(make, nnx.Module) or not callable(make):
         needed = f"{name!r} to be a class or a function"
         raise expected(setting, needed, a_thing(make))
