@@ -73,7 +73,7 @@ _STEP = """Processes one position of each sample: `[B, N, H]` -> `[B, N, Hv]`.
 
 
 # Parameters of a prefill that are not options of init and step.
-_WHOLE = {"query", "key", "value", "mask", "chunking", "state", "segment_ids"}
+_OF_PREFILL = {"query", "key", "value", "mask", "chunking", "state", "segment_ids"}
 # Fields of a call that a prefill does not take.
 _NOT_STREAMED = {"is_causal", "implementation", "deterministic"}
 
@@ -316,7 +316,7 @@ def _signature(function: Any, prefill: Callable[..., Any]) -> inspect.Signature:
         for p in inspect.signature(function).parameters.values()
         if p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    taken = {p.name for p in positional} | _WHOLE
+    taken = {p.name for p in positional} | _OF_PREFILL
     options = [
         p.replace(kind=p.KEYWORD_ONLY)
         for p in inspect.signature(prefill).parameters.values()

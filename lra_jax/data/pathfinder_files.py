@@ -37,7 +37,7 @@ _LEAST_COLUMNS = 4
 _MOST_METADATA = 64 << 20
 # Allowance for the contents of a PNG besides its pixels.
 _HEADER_BYTES = 1 << 16
-_NOT_WHOLE = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error)
+_DAMAGE = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error)
 # Of interlaced PNGs: the first row and column of each pass, and the steps between them.
 _ADAM7 = (
     *((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4)),
@@ -160,7 +160,7 @@ def _pixels(file: pathlib.Path, size: int) -> np.ndarray:
             image.verify()
             _check_pixels(data, size)
             return np.asarray(Image.open(io.BytesIO(data), formats=["PNG"]))
-    except (*_NOT_WHOLE, Image.DecompressionBombError) as error:
+    except (*_DAMAGE, Image.DecompressionBombError) as error:
         raise expected(str(file), "a whole PNG", error) from None
     raise expected(str(file), requirement, "{} of shape {}".format(*kind))
 

@@ -11,7 +11,7 @@ from lra_jax.attention.inputs import SIZES
 from lra_jax.errors import known
 
 # Passed to a mechanism by a module itself, this one or Flax's; never set by the user.
-_OWN = {"mask", "query_mask", "max_length", "is_causal", "deterministic"}
+_OF_LAYER = {"mask", "query_mask", "max_length", "is_causal", "deterministic"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ def split_options(
     widths = set() if layout is None else keyword_names(layout) - {"in_features"}
     accepted = set()
     if mechanism.make is None:
-        accepted = keyword_names(mechanism.attention) - _OWN
+        accepted = keyword_names(mechanism.attention) - _OF_LAYER
         accepted -= {gate.name for gate in mechanism.gates}
     for name in options:
         offered = sorted(accepted | parameters | widths)

@@ -179,7 +179,7 @@ _FAMILIES = {
 # Arrays in the layers of GPT-2 that are not weights, but its causal mask.
 _BUFFERS = {"attn.bias", "attn.masked_bias"}
 # Parts of a `MultiHeadAttention` that belong to its mechanism.
-_OWN = {"parameters", "gates", "module", "memory_in", "memory_out", "memory_norm"}
+_PARTS = {"parameters", "gates", "module", "memory_in", "memory_out", "memory_norm"}
 
 
 class PretrainedEncoder(nnx.Module):
@@ -501,7 +501,7 @@ def fill(model: nnx.Module, arrays: Mapping[str, Any], source: str) -> None:
     for path, variable in nnx.to_flat_state(nnx.state(model, _COPIED)):
         name = ".".join(map(str, path))
         if name not in left:
-            if _OWN.intersection(path):
+            if _PARTS.intersection(path):
                 continue
             raise expected(source, f"an array for {name}", "none")
         # A copy: training one of two models must not overwrite the other's arrays.

@@ -66,7 +66,7 @@ class Layer(Protocol):
 
 
 # Keywords of the whole form that a prefill need not take.
-_OF_WHOLE = {"is_causal", "max_length", "mask", "query_mask"}
+_OF_CALL = {"is_causal", "max_length", "mask", "query_mask"}
 
 
 def prefill(
@@ -142,7 +142,7 @@ def _keywords_of(
     """Those that a mechanism's prefill takes."""
     accepted = accepted_keywords(run)  # None = any.
     more = {n: x for n, x in keywords.items() if accepted is None or n in accepted}
-    lost = keywords.keys() - more.keys() - _OF_WHOLE
+    lost = keywords.keys() - more.keys() - _OF_CALL
     # Those of this package leave out only what does not affect their streams.
     if layer.mechanism.foreign and lost:
         needed = f"{run.__name__} to take {', '.join(sorted(lost))}"
