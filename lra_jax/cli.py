@@ -314,7 +314,8 @@ def _hint(form: str, flags: Sequence[str]) -> str:
     the settings, or else those of the nearest name."""
     names = [flag.removeprefix("--") for flag in flags]
     ends = [name.rpartition(".")[2] for name in names]
-    near = nearest(form.removeprefix("--"), [*names, *ends, *_SHORT])
+    short = [form for form, name in _SHORT.items() if name in ends]
+    near = nearest(form.removeprefix("--"), [*names, *ends, *short])
     for name in (form.removeprefix("--").rpartition(".")[2], near):
         meant = [flag for flag in flags if flag.endswith(f".{name}")]
         if meant:

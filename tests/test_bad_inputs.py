@@ -189,6 +189,7 @@ analyze rank-collapse --workdir=nope ~ --workdir: expected a run directory
 analyze rank-collapse --weights=nope ~ --weights: expected a folder with
 analyze rank-collapse --weights=a --workdir=b ~ --weights: expected nothing with
 analyze rank-collapse --out= ~ --out: expected a name, got ''
+analyze spectrum --layers=1 ~ --layers: expected a flag, got an unknown one; --help
 analyze spectrum --seed=-5 ~ --seed: expected 0 or a positive
 analyze spectrum --out=/dev/null/x ~ --out: expected a folder
 analyze maps --workdir=nope ~ --workdir: expected a run directory
