@@ -114,7 +114,8 @@ def rank_groups(groups: Sequence[Group]) -> list[Group]:
 
 
 def settings_table(groups: Sequence[Group]) -> Table:
-    """Every setting of the mechanisms with several, with its scores."""
+    """Every setting of the mechanisms with several, with its scores, and with its task
+    if there are several."""
     head = ("task", "model", "chosen", "validation", "test score %", "seeds")
     head = (*head, "training examples")
     rows = []
@@ -127,7 +128,8 @@ def settings_table(groups: Sequence[Group]) -> Table:
             counts = len(group.runs), f"{group.budget[0]:,}"
             cells = (name, mark, validation(group), score, *counts)
             rows.append((group.config.task, *cells))
-    return Table(head, rows, words=(0, 1, 2))
+    first = 0 if len({group.config.task for group in groups}) > 1 else 1
+    return Table(head[first:], [row[first:] for row in rows], words=range(3 - first))
 
 
 def describe_settings(groups: Sequence[Group]) -> str:
@@ -178,7 +180,6 @@ def unequal_budgets(rows: Mapping[str, Budget]) -> str:
         f"{' and '.join(some)}"
         for (shown, data), some in sorted(names.items())
     )
-    return (
-        "NOT comparable with each other: training budgets (steps x batch size) differ, "
-        f"{'; '.join(parts)}."
-    )
+    counts = {shown for shown, _ in names}
+    what = "training budgets (steps x batch size)" if len(counts) > 1 else "the data"
+    return f"NOT comparable with each other: {what} differ, {'; '.join(parts)}."

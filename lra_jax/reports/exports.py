@@ -112,14 +112,17 @@ def to_json(rows: Sequence[Row]) -> str:
 def to_latex(groups: Sequence[Group]) -> str:
     """Tables for each task, in the style of booktabs: first the runs by the LRA's
     protocol, comparable with published rows, then those with other training or models,
-    then those on other data; and last every setting of the mechanisms with several."""
+    then those on other data; and last for each task every setting of the mechanisms
+    with several."""
     tables: dict[str, list[Group]] = {}
     for group in sorted(chosen_groups(groups), key=_rank):
         tables.setdefault(_caption(group), []).append(group)
     parts = [_table(caption, members, groups) for caption, members in tables.items()]
-    settings = settings_table(groups)
-    if settings.rows:
-        parts.append(settings.latex("all settings", [describe_settings(groups)]))
+    for task in sorted({group.config.task for group in groups}):
+        members = [group for group in groups if group.config.task == task]
+        if (table := settings_table(members)).rows:
+            caption = f"{task}, all settings"
+            parts.append(table.latex(caption, [describe_settings(members)]))
     return "\n".join(["% \\usepackage{booktabs, tabularx}", *parts])
 
 

@@ -112,6 +112,7 @@ class Table(NamedTuple):
                 rf"\caption{{{to_latex_text(caption)}}}",
                 rf"\label{{tab:{label}}}",
                 r"\smallskip",
+                *([r"\footnotesize"] if is_wide else []),
                 rf"\begin{{{name}}}{{{''.join(kinds)}}}",
                 r"\toprule",
                 head,

@@ -43,7 +43,7 @@ def test_validation_chooses_one_row_for_each_mechanism(disagreeing: Path) -> Non
     ]
     assert rates == [("softmax", 0.001), ("flow", 0.002)]
     rows = choice.settings_table(groups).rows
-    shown = [(row[1].split(",")[0], row[2], row[3], row[4], row[5]) for row in rows]
+    shown = [(row[0].split(",")[0], row[1], row[2], row[3], row[4]) for row in rows]
     assert shown == [
         ("softmax", "yes", "accuracy 36.00", "33.75", 2),
         ("softmax", "", "accuracy 20.50", "45.25", 2),
@@ -61,7 +61,7 @@ def test_every_format_has_the_choice_of_validation(
     for name in ("report.md", "report.html", "report.tex"):
         first, second = (out / name).read_text().split("45.25", 1)
         if name == "report.tex":
-            first, second = first.split(r"\label{tab:all-settings}")
+            first, second = first.split(r"\label{tab:listops-all-settings}")
             assert r"\mathbf{39.00} \pm 0.71$ & 2 &" in first and "mathbf" not in second
             assert r"$33.75 \pm 0.71$ & 2 &" in first
             assert first.index("softmax, compact") < first.index("flow, compact")
@@ -98,7 +98,7 @@ def test_nothing_is_chosen_or_bold_on_the_test_split(tmp_path: Path) -> None:
     ]
     rows = exports.rows(groups)
     assert [row["chosen"] for row in rows] == [True, True]
-    assert [row[2] for row in choice.settings_table(groups).rows] == ["", ""]
+    assert [row[1] for row in choice.settings_table(groups).rows] == ["", ""]
     assert "mathbf" not in exports.to_latex(groups)
 
 
@@ -107,7 +107,11 @@ def test_nothing_is_chosen_or_bold_on_the_test_split(tmp_path: Path) -> None:
     [
         ({"steps": 40}, "ab", "960 examples for softmax, compact; 1,280 examples for"),
         ({"batch_size": 16}, "ab", "480 examples for flow, compact; 960 examples for"),
-        ({}, "cd", "960 examples of data ab for softmax, compact; 960 examples of"),
+        (
+            {},
+            "cd",
+            "the data differ, 960 examples of data ab for softmax, compact; 960",
+        ),
         ({"steps": 60, "batch_size": 16}, "ab", ""),
     ],
 )
