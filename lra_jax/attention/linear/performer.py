@@ -65,7 +65,7 @@ class PerformerState(NamedTuple):
 def _run(
     call: Call, *, projection: jax.Array | None, **features: Any
 ) -> tuple[jax.Array, PerformerState]:
-    options = Options(**features, precision=call.precision)
+    options = Options(**features, precision=call.precision, dtype=call.dtype)
     matrix = options.matrix(projection, call.query.shape[-1])
     if options.softmax and matrix is not None and call.is_causal:
         refusal = "is_causal", "False for kernel='softmax'", "True"

@@ -21,7 +21,7 @@ The projection to M features happens inside a segment, so no T x M array is ever
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,13 @@ from lra_jax.attention.call import Call
 from lra_jax.attention.causal import documents, engine
 from lra_jax.attention.causal.documents import Documents
 from lra_jax.attention.causal.prefix import exp_visible, prefix, triangle
-from lra_jax.attention.linear import random_features
 from lra_jax.attention.linear.core import no_sums
-from lra_jax.attention.linear.random_features import half_square, lift, lowest
+from lra_jax.attention.linear.random_features import (
+    Options,
+    half_square,
+    lift,
+    lowest,
+)
 
 _GROUP = 4
 
@@ -58,13 +62,6 @@ class _Carry(NamedTuple):
     matrix: jax.Array
 
 
-class _Options(NamedTuple):
-    """The options of the form; compared by value."""
-
-    features: random_features.Options
-    dtype: Any
-
-
 class _Chunks(NamedTuple):
     """A segment in chunks, `[B, N, P, C, ...]`."""
 
@@ -87,20 +84,20 @@ Product = Callable[..., jax.Array]
 
 
 def _prepare(
-    options: _Options, arrays: engine.Arrays, tables: engine.Tables
+    options: Options, arrays: engine.Arrays, tables: engine.Tables
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Scaled queries and keys, and values, heads first, zero where hidden."""
     query, key, value = arrays[:3]
     heads, dtype, mask = query.shape[2], options.dtype, tables.mask
     return (
-        options.features.rescale(masking.by_head(query, heads, dtype=dtype)),
-        options.features.rescale(masking.by_head(key, heads, mask, dtype)),
+        options.rescale(masking.by_head(query, heads, dtype=dtype)),
+        options.rescale(masking.by_head(key, heads, mask, dtype)),
         masking.by_head(value, heads, mask, dtype),
     )
 
 
 def _segment(
-    options: _Options,
+    options: Options,
     state: _Carry,
     features: tuple[jax.Array, jax.Array, jax.Array],
     visible: jax.Array,
@@ -108,7 +105,7 @@ def _segment(
 ) -> tuple[jax.Array, _Carry]:
     """One segment, see `engine.Form`; chunk sizes are powers of two."""
     query, key, value = features
-    product = functools.partial(jnp.einsum, precision=options.features.precision)
+    product = functools.partial(jnp.einsum, precision=options.precision)
     queries, keys = (
         product("bnpih,bnmh->bnpim", x, state.matrix) for x in (query, key)
     )
@@ -230,7 +227,7 @@ def _add_up(parts: list[_Part]) -> jax.Array:
 
 
 def attend(
-    call: Call, options: random_features.Options, matrix: jax.Array
+    call: Call, options: Options, matrix: jax.Array
 ) -> tuple[jax.Array, PerformerSums]:
     """Causal attention with softmax features, and the sums after the last position.
 
@@ -251,7 +248,7 @@ def attend(
     matrix = matrix.astype(dtype)[None, None] + jnp.zeros_like(sums.total)[..., None]
     visible = jnp.ones((1, length), bool) if call.mask is None else call.mask
     out, carry = engine.run(
-        engine.Form(_prepare, _segment, _Options(options, dtype)),
+        engine.Form(_prepare, _segment, options),
         _Carry(streams.check_sums(call.sums, empty), matrix),
         call.arrays,
         call.tables(visible),

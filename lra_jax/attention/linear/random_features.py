@@ -40,6 +40,7 @@ class Options:
     feature_eps: float | None
     scale: float | None
     precision: jax.lax.PrecisionLike
+    dtype: Any  # of the computation
 
     def __post_init__(self) -> None:
         if not callable(self.kernel) and self.kernel not in (SOFTMAX, *_MAPS):
