@@ -67,11 +67,7 @@ class ControlDataset(SequenceDataset):
         ends = np.flatnonzero(arrays["terminals"] | arrays["timeouts"]) + 1
         sizes = np.diff(ends, prepend=0)
         starts = ends - sizes
-        if len(sizes) < 3:
-            raise expected("--data.path", "3 episodes or more", len(sizes))
-        order = stream_of(seed, "valid").permutation(len(sizes))
-        held = max(1, len(sizes) // _HELD_OUT)
-        split = dict(zip(SPLITS, np.split(order, [-2 * held, -held]), strict=True))
+        split = _split_episodes(len(sizes), seed)
         self._first = np.repeat(starts, sizes)
         self._actions = arrays["actions"].astype(np.float32)
         totals = [x[::-1].cumsum()[::-1] for x in np.split(arrays["rewards"], starts)]
@@ -80,9 +76,8 @@ class ControlDataset(SequenceDataset):
         train = states[np.isin(self._first, starts[split["train"]])]
         self.mean, self.deviation = train.mean(0), train.std(0) + 1e-6
         self._states = self.standardise(states)
-        strides = {"train": 1, "valid": context, "test": context}
         self._windows = {
-            x: _cut(starts[ids], sizes[ids], context, strides[x])
+            x: _cut(starts[ids], sizes[ids], context, 1 if x == "train" else context)
             for x, ids in split.items()
         }
         self._lengths, self._labels, self._sources = {}, {}, {}
@@ -147,6 +142,15 @@ class ControlDataset(SequenceDataset):
     def _states_of(self, split: str, index: int) -> dict[str, np.ndarray]:
         window = self.batch(split, np.array([index]))
         return {"tokens": window["states"][0, : window["lengths"][0]]}
+
+
+def _split_episodes(count: int, seed: int) -> dict[str, np.ndarray]:
+    """The episodes of each split, in random order."""
+    if count < 3:
+        raise expected("--data.path", "3 episodes or more", count)
+    order = stream_of(seed, "valid").permutation(count)
+    held = max(1, count // _HELD_OUT)
+    return dict(zip(SPLITS, np.split(order, [-2 * held, -held]), strict=True))
 
 
 def _cut(
