@@ -30,7 +30,7 @@ LAYERS: tuple[dict[str, float], ...] = (
     {"models": 0.36},
     {"own_code": 0.5, "data": 0.75},
     {"attention": 0.36},
-    {"kernels": 0.36, "seals": 0.82},
+    {"kernels": 0.36, "vocabularies": 0.6, "seals": 0.82},
     {"progress": 0.2, "files": 0.5, "signals": 0.82},
     {"errors": 0.36},
 )

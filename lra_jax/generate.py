@@ -76,9 +76,9 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
     Raises:
       ValueError: it is not a finished language model, or a setting does not fit.
     """
-    from lra_jax.data.language.vocabularies import Words, from_raw
     from lra_jax.models import CausalLM, load
     from lra_jax.models.generation import tokens_in_turn
+    from lra_jax.vocabularies import Words, from_raw
 
     try:
         saved = load(config.workdir, allow_code=config.allow_code)
@@ -118,7 +118,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
 
 def _end(vocabulary: Any) -> int | None:
     """The token after which a text is not continued; words have one for every line."""
-    from lra_jax.data.language.vocabularies import Words
+    from lra_jax.vocabularies import Words
 
     return None if isinstance(vocabulary, Words) else vocabulary.end
 
@@ -127,7 +127,7 @@ def _encode(vocabulary: Any, text: str) -> Any:
     """A text, encoded as the beginning of a document."""
     import numpy as np
 
-    from lra_jax.data.language.vocabularies import Words
+    from lra_jax.vocabularies import Words
 
     # Words leave out the last line end of a document, which a prompt has not reached.
     more = "\n" if isinstance(vocabulary, Words) else ""

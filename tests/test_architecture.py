@@ -59,6 +59,11 @@ def test_attention_enters_the_kernels_by_one_door() -> None:
     assert doors == {"lra_jax.kernels"}
 
 
+def test_the_library_knows_no_arena() -> None:
+    library, arena = {"models", "attention"}, {"data", "tasks", "configs", "training"}
+    assert not {(a, b) for a, b in CODE.arrows() if a in library and b in arena}
+
+
 def test_data_needs_neither_jax_nor_tensorflow() -> None:
     assert "grain" in outside("data")
     assert not {"jax", "flax", "tensorflow"} & outside("data")

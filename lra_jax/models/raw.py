@@ -6,7 +6,7 @@ The kinds are
           them if ``strip`` is True;
   vocabulary
           text or bytes, as the tokens of a ``vocabulary`` that
-          `lra_jax.data.language.vocabularies` describes, truncated to ``max_length``,
+          `lra_jax.vocabularies` describes, truncated to ``max_length``,
           and stripped like bytes; or their ids;
   pixels  images of 0 to 255 with a ``shape``, `(rows, columns)` in grey and
           `(rows, columns, 3)` in colour;
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from lra_jax.data.language import vocabularies
+from lra_jax import vocabularies
 from lra_jax.errors import a_thing, expected, known, rename
 
 Raw = Mapping[str, Any]

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lra_jax import vocabularies
 from lra_jax.configs import Config, ModelConfig
 from lra_jax.data.dataset import SequenceDataset
 from lra_jax.data.labels import Kind
-from lra_jax.data.language import labelled, vocabularies
+from lra_jax.data.language import labelled
 from lra_jax.errors import InputError, expected, rename, within
 from lra_jax.models import MaskedLM, SequenceClassifier, load
 from lra_jax.models.config import parse_options

@@ -25,12 +25,12 @@ from lra_jax.analysis.maps import (
 from lra_jax.analysis.spectra import initial_spectra
 from lra_jax.configs import get_preset
 from lra_jax.data import listops_language
-from lra_jax.data.language.vocabularies import Bytes, Words
 from lra_jax.models import SequenceClassifier
 from lra_jax.reports.page import Page
 from lra_jax.tasks import get_task
 from lra_jax.training.restore import SavedRun
 from lra_jax.training.session import Session
+from lra_jax.vocabularies import Bytes, Words
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from lra_jax import evaluate, generate, train
 from lra_jax.configs import Config, get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.prepare import prepare
-from lra_jax.data.language.vocabularies import Bytes, Words
 from lra_jax.models import CausalLM, MaskedLM, save
 from lra_jax.tasks.language import hidden_token_scores, next_token_scores
 from lra_jax.training import Interrupted, fit
 from lra_jax.training.session import Session
+from lra_jax.vocabularies import Bytes, Words
 
 MODEL = helpers.MODEL | {"num_heads": 2}
 TRAIN = {

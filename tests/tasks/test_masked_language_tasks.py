@@ -14,10 +14,9 @@ import originals
 import pytest
 from flax import nnx
 
-from lra_jax import evaluate, models, train
+from lra_jax import evaluate, models, train, vocabularies
 from lra_jax.configs import get_preset
 from lra_jax.data import __main__ as data_command
-from lra_jax.data.language import vocabularies
 from lra_jax.data.language.labelled import prepare
 from lra_jax.models.raw import reader
 from lra_jax.tasks import get_task, language

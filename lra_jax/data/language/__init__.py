@@ -1,1 +1,1 @@
-"""Text for language models: corpora, vocabularies, and rows of a fixed length."""
+"""Text for language models: corpora, and rows of a fixed length."""

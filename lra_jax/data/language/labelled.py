@@ -18,9 +18,9 @@ from lra_jax.data.dataset import SPLITS, SequenceDataset, fingerprint
 from lra_jax.data.labels import Kind, code_labels, names_of
 from lra_jax.data.language import tables
 from lra_jax.data.language.tables import Ids, Texts
-from lra_jax.data.language.vocabularies import Bytes, Vocabulary
 from lra_jax.data.memory import stream_of
 from lra_jax.errors import expected, known
+from lra_jax.vocabularies import Bytes, Vocabulary
 
 _SHARE = 0.1
 # Bytes of a review that are read for each token that is kept.

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from lra_jax.data.language import corpora, vocabularies, wikitext
+from lra_jax import vocabularies
+from lra_jax.data.language import corpora, wikitext
 from lra_jax.data.language.rows import TextDataset, make_stream
 from lra_jax.errors import InputError, rename
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lra_jax.data.dataset import Rows, SequenceDataset, fingerprint
-from lra_jax.data.language.vocabularies import Bytes, Vocabulary
 from lra_jax.errors import expected
+from lra_jax.vocabularies import Bytes, Vocabulary
 
 NO_TARGET = -1
 SLIDING = "sliding"

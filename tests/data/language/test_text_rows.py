@@ -7,8 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lra_jax import vocabularies
 from lra_jax.data import pipeline
-from lra_jax.data.language import corpora, vocabularies
+from lra_jax.data.language import corpora
 from lra_jax.data.language.prepare import prepare
 from lra_jax.data.language.rows import SLIDING, cut, fill
 from lra_jax.models.raw import check_raw, reader

@@ -8,7 +8,7 @@ import pytest
 
 from lra_jax.data.language import wikitext
 from lra_jax.data.language.prepare import prepare
-from lra_jax.data.language.vocabularies import Bpe, Bytes, Words, from_raw
+from lra_jax.vocabularies import Bpe, Bytes, Words, from_raw
 
 # As the files of WikiText are: blanks around lines, titles, and unknown words.
 ARTICLE = (
