@@ -53,6 +53,22 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+class Halved(Parallel):
+    """Not what a block is: its output has fewer columns than its input."""
+
+    def add_branches(self, x, attend, transform, rngs=None, **rows):
+        return super().add_branches(x, attend, transform, rngs, **rows)[..., ::2]
+
+
+def test_a_block_of_another_output_is_refused() -> None:
+    model = CausalLM(
+        9, is_causal=True, **SETTINGS | {"block": Halved}, rngs=nnx.Rngs(0)
+    )
+    needed = r"^the output of block: expected \[B, T, D\]=\(1, 3, 8\), got \(1, 3, 4\)"
+    with pytest.raises(ValueError, match=needed):
+        model(jnp.zeros((1, 3), int))
+
+
 def test_a_stream_is_the_whole_model() -> None:
     model = CausalLM(9, is_causal=True, **SETTINGS, rngs=nnx.Rngs(0))
     block: Any = model.encoder.blocks[0]
