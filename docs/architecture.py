@@ -28,11 +28,13 @@ LAYERS: tuple[dict[str, float], ...] = (
     {"tasks": 0.5},
     {"configs": 0.7},
     {"models": 0.36},
-    {"own_code": 0.5, "data": 0.75},
+    {"own_code": 0.2, "data": 0.75},
+    {"vocabularies": 0.5, "seals": 0.82},
     {"attention": 0.36},
-    {"kernels": 0.36, "vocabularies": 0.6, "seals": 0.82},
-    {"progress": 0.2, "files": 0.5, "signals": 0.82},
-    {"errors": 0.36},
+    {"kernels": 0.36},
+    {"progress": 0.2, "signals": 0.75},
+    {"files": 0.5},
+    {"errors": 0.5},
 )
 """The parts of the house, top to bottom, each with its place from left to right.
 
@@ -210,7 +212,7 @@ def draw(code: Code, path: Path) -> None:
     down = {(a, b) for a, b in code.arrows() if place[a][1] > place[b][1]}
     style: Any = {"svg.hashsalt": "lra_jax", "font.size": 10, "svg.fonttype": "path"}
     with pyplot.rc_context(style):
-        figure, axes = pyplot.subplots(figsize=(8.5, 9))
+        figure, axes = pyplot.subplots(figsize=(8.5, 11))
         axes.set(xlim=(0, 1), ylim=(0.4 - len(LAYERS), 0.6))
         axes.axis("off")
         boxes = {
