@@ -89,7 +89,7 @@ def performer_attention(
     segment_ids: jax.Array | None = None,
     kernel: feature_maps.FeatureMap = "softmax",
     hyperbolic: bool = False,
-    feature_eps: float | None = None,
+    feature_eps: float = 1e-3,
     scale: float | None = None,
     chunking: engine.Chunking | None = None,
     precision: jax.lax.PrecisionLike = None,
@@ -110,7 +110,7 @@ def performer_attention(
         of an array.
       hyperbolic: softmax features in pairs ``exp(+-w_r . x' - |x'|^2 / 2)``: 2M
         features, with a lower variance.
-      feature_eps: added to every feature of a kernel other than "softmax"; None = 1e-3.
+      feature_eps: added to every feature of a kernel other than "softmax".
       scale: of query and key before the projection; None = H^(-1/4).
       implementation: as in `norm_attention`. There are no kernels for the causal form
         of softmax features.

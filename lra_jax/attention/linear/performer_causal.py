@@ -132,7 +132,8 @@ def _far(
         visible = visible & rows.stays
         keys = jnp.where(visible[..., None], keys, lowest(keys.dtype))
     tops = jnp.concatenate([start.peak[:, :, None], keys.max(3)], 2)
-    (tops,) = documents.scan(_largest, (jax.lax.stop_gradient(tops),), rows)
+    largest = functools.partial(jax.tree.map, jnp.maximum)
+    (tops,) = documents.scan(largest, (jax.lax.stop_gradient(tops),), rows)
     before, after = tops[:, :, :-1], tops[:, :, 1:]
     keys = exp_visible(keys - after[:, :, :, None], visible[..., None])
     updates = product("bnpjm,bnpjv->bnpmv", keys, value), keys.sum(3)
@@ -150,10 +151,6 @@ def _far(
         product("bnpim,bnpm->bnpi", queries, total),
     )
     return part, PerformerSums(sums[0], sums[1], after[:, :, -1])
-
-
-def _largest(one: tuple, two: tuple) -> tuple:
-    return (jnp.maximum(one[0], two[0]),)
 
 
 def _nearest(product: Product, chunks: _Chunks) -> _Part:

@@ -24,7 +24,6 @@ from lra_jax.errors import expected
 
 SOFTMAX = "softmax"
 _MAPS = feature_maps.FEATURE_MAPS | {"exp": jnp.exp}
-_EPS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Options:
 
     kernel: feature_maps.FeatureMap
     hyperbolic: bool
-    feature_eps: float | None
+    feature_eps: float
     scale: float | None
     precision: jax.lax.PrecisionLike
     dtype: Any  # of the computation
@@ -50,11 +49,7 @@ class Options:
         if self.hyperbolic and not self.softmax:
             pairs = "False, since pairs exp(+-W x) are features of kernel='softmax'"
             raise expected("hyperbolic", pairs, f"True with kernel={self.kernel!r}")
-        if self.softmax and self.feature_eps:
-            reason = "None, since softmax features need none"
-            raise expected("feature_eps", reason, f"{self.feature_eps!r}")
-        if self.feature_eps is not None:
-            inputs.check_eps(self.feature_eps, "feature_eps")
+        inputs.check_eps(self.feature_eps, "feature_eps")
         if self.scale is not None:
             inputs.check_number("scale", self.scale)
 
@@ -69,14 +64,8 @@ class Options:
         Raises:
           ValueError: the projection does not fit the head width, or is missing.
         """
-        if projection is None:
-            if not self.softmax:
-                return None
-            raise expected(
-                "projection",
-                f"[M, H] with H={head_dim} for kernel='softmax'",
-                "None; performer_projection makes one",
-            )
+        if projection is None and not self.softmax:
+            return None
         inputs.check_shape("projection", projection, "M H", None, head_dim)
         inputs.check_float("projection", projection)
         projection = jnp.asarray(projection)
@@ -117,10 +106,8 @@ def features(
     if not options.softmax:
         kernel = options.kernel
         phi = kernel if callable(kernel) else _MAPS[kernel]
-        eps = _EPS if options.feature_eps is None else options.feature_eps
-        return phi(queries) + jnp.asarray(eps, queries.dtype), (
-            phi(keys) + jnp.asarray(eps, keys.dtype)
-        )
+        eps = jnp.asarray(options.feature_eps, queries.dtype)
+        return phi(queries) + eps, phi(keys) + eps
     # The query's norm is a factor of all its weights, and is left out.
     keys = keys - half_square(options.rescale(key))
     visible = jnp.ones((1, 1), bool) if mask is None else mask
@@ -199,8 +186,7 @@ def performer_projection(
     q, r = jax.lax.map(_qr, normal)
     # The signs of r's diagonal are arbitrary; with LAPACK's choice the rows of q have a
     # nonzero mean. With all signs positive q is uniform (Haar).
-    diagonal = jnp.diagonal(r, axis1=1, axis2=2)[:, None]
-    q = q * jnp.where(diagonal < 0, -1, 1).astype(wide)
+    q = q * jnp.sign(jnp.diagonal(r, axis1=1, axis2=2)[:, None])
     rows = jnp.swapaxes(q, 1, 2).reshape(-1, head_dim)[:features]
     if scaling == 1:
         return (rows * math.sqrt(head_dim)).astype(dtype)
@@ -208,16 +194,10 @@ def performer_projection(
     return (rows * jnp.linalg.norm(normal, axis=1, keepdims=True)).astype(dtype)
 
 
-@jax.custom_batching.sequential_vmap
-def _qr(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The QR decomposition of a single matrix, `[H, H]`.
-
-    On a CPU, jaxlib 0.10 splits those of many matrices into tasks of XLA's threads, and
-    waits for them on one of these threads. Two such calls in one program, as where a
-    whole model is made under ``jax.jit``, then wait forever on two cores.
-    """
-    q, r = jnp.linalg.qr(matrix)
-    return q, r
+# One matrix at a time: on a CPU, jaxlib 0.10 splits those of many into tasks of XLA's
+# threads, and waits for them on one of these threads. Two such calls in one program, as
+# where a whole model is made under jax.jit, wait forever on two cores.
+_qr = jax.custom_batching.sequential_vmap(lambda matrix: jnp.linalg.qr(matrix))
 
 
 def performer_parameters(

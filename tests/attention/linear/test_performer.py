@@ -323,7 +323,6 @@ WRONG = np.ones((6, 16), "float32")
         ({"projection": WRONG}, ("[M, H]=(M, 4)", "(6, 16)")),
         ({"projection": WRONG[:0, :4]}, ("at least one row", "(0, 4)")),
         ({"kernel": "relu", "hyperbolic": True}, ("False", "'relu'")),
-        ({"feature_eps": 1e-4}, ("expected None", "0.0001")),
     ],
 )
 def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
