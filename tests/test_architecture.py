@@ -1,9 +1,11 @@
 """The layers hold: imports go one way, and what must stay light stays light."""
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -20,62 +22,69 @@ def load(script: Path) -> ModuleType:
 
 
 HOUSE = load(ROOT / "docs" / "architecture.py")
-CODE = HOUSE.read(ROOT / "lra_jax")
+
+
+@functools.cache
+def code() -> Any:
+    """Every module of the package and its imports, read when a test needs them."""
+    return HOUSE.read(ROOT / "lra_jax")
 
 
 def within(*parts: str) -> set[str]:
-    return {module for module in CODE.modules if CODE.part(module) in parts}
+    return {module for module in code().modules if code().part(module) in parts}
 
 
 def outside(*parts: str) -> set[str]:
     """The packages of others that a part imports, but for Python's own."""
     part = within(*parts)
-    targets = {i.target.split(".")[0] for i in CODE.outside if i.source in part}
+    targets = {i.target.split(".")[0] for i in code().outside if i.source in part}
     return targets - sys.stdlib_module_names
 
 
 def test_imports_go_down_the_layers() -> None:
-    assert not HOUSE.against_the_layers(CODE)
+    assert not HOUSE.against_the_layers(code())
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert not HOUSE.circles(CODE.inside)
+    assert not HOUSE.circles(code().inside)
 
 
 def test_nothing_imports_a_command_line() -> None:
-    commands = CODE.commands
+    commands = code().commands
     assert {"lra_jax.train", "lra_jax.data.__main__"} <= commands
-    assert not {i for i in CODE.inside if i.target in commands}
+    assert not {i for i in code().inside if i.target in commands}
 
 
 def test_attention_needs_arrays_alone() -> None:
     assert {"jax", "numpy"} <= outside("attention") <= {"jax", "numpy", "chex"}
-    assert {b for a, b in CODE.arrows() if a == "attention"} <= {"kernels", "errors"}
+    assert {b for a, b in code().arrows() if a == "attention"} <= {"kernels", "errors"}
 
 
 def test_attention_enters_the_kernels_by_one_door() -> None:
     rooms, kernels = within("attention"), within("kernels")
-    doors = {i.target for i in CODE.inside if i.source in rooms and i.target in kernels}
+    doors = {
+        i.target for i in code().inside if i.source in rooms and i.target in kernels
+    }
     assert doors == {"lra_jax.kernels"}
 
 
 def test_the_library_knows_no_arena() -> None:
     library, arena = {"models", "attention"}, {"data", "tasks", "configs", "training"}
-    assert not {(a, b) for a, b in CODE.arrows() if a in library and b in arena}
+    assert not {(a, b) for a, b in code().arrows() if a in library and b in arena}
 
 
 def test_data_needs_neither_jax_nor_tensorflow() -> None:
     assert "grain" in outside("data")
     assert not {"jax", "flax", "tensorflow"} & outside("data")
     for module in within("data"):
-        assert not within("attention", "models") & CODE.at_import(module)
+        assert not within("attention", "models") & code().at_import(module)
 
 
 @pytest.mark.parametrize(
     "module", ["attention", "attention.registry", "cli", "configs", "errors"]
 )
 def test_help_needs_no_jax(module: str) -> None:
-    imported = CODE.at_import(f"lra_jax.{module}")
+    imported = code().at_import(f"lra_jax.{module}")
     packages = {name.split(".")[0] for name in imported}
     assert not {"jax", "flax", "chex", "orbax", "grain"} & packages
 
@@ -83,7 +92,7 @@ def test_help_needs_no_jax(module: str) -> None:
 def test_the_page_has_the_imports_of_today() -> None:
     """After a change: python docs/architecture.py."""
     page = HOUSE.PAGE.read_text()
-    assert page == HOUSE.written(page, lambda: HOUSE.table(CODE))
+    assert page == HOUSE.written(page, lambda: HOUSE.table(code()))
 
 
 def test_what_breaks_the_rules_is_found(tmp_path: Path) -> None:
