@@ -80,9 +80,9 @@ def _one_head(
     """The contribution of a head, normalised without scale; -1 returns x itself."""
     kernel = attention.out.kernel[...]
     rows = jnp.arange(len(kernel)) // attention.head_dim == head
+    attention = nnx.clone(attention)
     attention.out.kernel[...] = jnp.where(rows[:, None], kernel, 0)
     branch = _normalise(attention(x, mask=mask))
-    attention.out.kernel[...] = kernel
     return jnp.where(head < 0, x, branch)
 
 
@@ -142,12 +142,15 @@ class PathNetwork(nnx.Module):
     ) -> jax.Array:
         """The same from a sum of paths, `int [P, L]`: their heads, -1 = skipped."""
         start = self.embed_inputs(inputs)
-        total = jnp.zeros_like(start)
-        for path in paths:
+
+        def add(total: jax.Array, path: jax.Array) -> tuple[jax.Array, None]:
+            """The sum with one more path."""
             x = start
             for block, head in zip(self.blocks, path, strict=True):
                 x = _one_head(block.attention, x, mask, head)
-            total = total + x
+            return total + x, None
+
+        total, _ = jax.lax.scan(add, jnp.zeros_like(start), paths)
         return self.head(_normalise(total))
 
     def embed_inputs(self, inputs: jax.Array) -> jax.Array:
