@@ -321,9 +321,10 @@ def test_maps_of_images_in_patches(pooling, tmp_path):
     documents = np.array([1, 1, 1, 2, 2])
     shares = [11 / 6, 5 / 6, 1 / 3, 3 / 2, 1 / 2]
     np.testing.assert_allclose(even_shares(documents), shares, rtol=1e-12)
-    page = Page("Maps", tmp_path)
-    page.add(maps_section(maps, saved, "an example"))
-    assert (tmp_path / "map-received.png").stat().st_size > 1000
+    if not front:
+        page = Page("Maps", tmp_path)
+        page.add(maps_section(maps, saved, "an example"))
+        assert (tmp_path / "map-received.png").stat().st_size > 1000
 
 
 def test_each_picture_of_an_image_has_its_own_title():

@@ -38,10 +38,10 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-@pytest.mark.parametrize("name", ["bert", "xlnet"])
-def test_curves_at_initialisation_are_the_published_ones(name, optimised):
+@pytest.mark.parametrize(("name", "draws"), [("bert", 2), ("xlnet", 1)])
+def test_curves_at_initialisation_are_the_published_ones(name, draws, optimised):
     curves_by_name = network_curves(
-        name, batch_size=1, num_layers=PRINTED_LAYERS, draws=2
+        name, batch_size=1, num_layers=PRINTED_LAYERS, draws=draws
     )
     for variant, printed in figure_2(name).items():
         np.testing.assert_allclose(
@@ -52,9 +52,8 @@ def test_curves_at_initialisation_are_the_published_ones(name, optimised):
 def test_albert_at_initialisation_is_as_published(optimised):
     """One draw of ALBERT's weights differs from the next by more than 0.05, and each
     printed curve is one draw: 0.57 to 0.67 at layer 0, where all four are the same."""
-    draws = 8
     curves_by_name = network_curves(
-        "albert", batch_size=1, num_layers=PRINTED_LAYERS, draws=draws
+        "albert", batch_size=1, num_layers=PRINTED_LAYERS, draws=4
     )
     printed = figure_2("albert")
     start = np.mean([curve[0] for curve in printed.values()])

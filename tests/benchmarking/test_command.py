@@ -1,5 +1,6 @@
 """The command: errors of one line, its files, Ctrl-C."""
 
+import dataclasses
 import json
 import re
 import signal
@@ -8,6 +9,7 @@ import helpers
 
 from lra_jax import benchmark
 from lra_jax.benchmarking.programs import Program
+from lra_jax.benchmarking.settings import BenchmarkConfig
 
 TINY = ("--quick=True", "--batch-size=1", "--heads=1", "--head-dim=4")
 
@@ -64,6 +66,12 @@ def test_figures_and_picture(capsys, tmp_path) -> None:
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", report["commit"])
     assert report["roofline"]["bytes_per_second"] > 0
     assert len(report["exponents"]) == 4
+    # As in Python, which writes nothing.
+    config = BenchmarkConfig(attention="linear", lengths="8", work="forward")
+    sizes = {"quick": True, "batch_size": 1, "heads": 1, "head_dim": 4}
+    again = benchmark.run(dataclasses.replace(config, dtypes="float32", **sizes))
+    assert again.keys() == report.keys()
+    assert again["rows"][0].keys() == report["rows"][0].keys()
     assert (tmp_path / "deep" / "x.png").stat().st_size > 10_000
 
 

@@ -10,7 +10,7 @@ from lra_jax.data import listops_trees
 from lra_jax.data.listops_language import MAX, MED, MIN, SM, Grammar
 
 LRA = Grammar()
-COUNT = 20_000
+COUNT = 10_000
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lra_jax.data import pathfinder, pipeline
+from lra_jax.data import pathfinder, pathfinder_images, pipeline
 
 SMALL = {
     "level": "easy",
@@ -20,6 +20,14 @@ SMALL = {
     "num_distractors": 1,
     "processes": 1,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks():
+    """A chunk of 16 images, whose distribution does not matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pathfinder_images, "CHUNK_PIXELS", 16 * 32**2)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +82,9 @@ def test_easier_levels_come_first_and_leave_the_others_alone(tmp_path):
     assert fives.fingerprint != both.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"path": "/no/such/folder"}, "/no/such/folder, which does not exist"),
-    ],
-)
-def test_wrong_settings_leave_nothing_behind(tmp_path, setting, message):
-    with pytest.raises(ValueError, match=message):
-        pathfinder.prepare(tmp_path, **SMALL | setting)
+def test_a_path_that_does_not_exist_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ValueError, match="/no/such/folder, which does not exist"):
+        pathfinder.prepare(tmp_path, **SMALL, path="/no/such/folder")
     assert not list(tmp_path.iterdir())
 
 

@@ -90,40 +90,40 @@ SPOILED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "part"),
-    [
-        (text("result.json", "{"), "result.json: expected"),
-        (text("result.json", "{}"), "a number, got None"),
-        (text("config.json", "nul"), "config.json: expected JSON"),
-        (text("config.json", "{}"), "config: expected the fields"),
-        (text("config.json", "[" * 100_000), "a1: "),
-        (text("config.json", b"\xff"), "a1: "),
-        (text("metrics.jsonl", "{a}\n"), "a1: metrics.jsonl, line 1: expected metrics"),
-        (config(task="../x"), "got '../x'"),
-        (config(model="deep", train=3), "a1: "),
-        (config(pretrain={"steps": 1, "target": "notes"}), "pretrain.target='tokens'"),
-        (result("steps_per_second", math.nan), "result.json: steps_per_second: "),
-        (result("seal", "0" * 64), "result.json: expected"),
-        (result("test_perplexity_best", [1]), "scores: perplexity_best: expected a"),
-        (result("test_bits_per_byte_best", math.inf), "scores: bits_per_byte_best"),
-        *((result(name, value), f"result.json: {name}") for name, value in SPOILED),
-    ],
-)
-def test_a_damaged_run_is_named_and_the_others_are_shown(
-    runs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    spoil: Callable[[Path], object],
-    part: str,
+DAMAGES = [
+    (text("result.json", "{"), "result.json: expected"),
+    (text("result.json", "{}"), "a number, got None"),
+    (text("config.json", "nul"), "config.json: expected JSON"),
+    (text("config.json", "{}"), "config: expected the fields"),
+    (text("config.json", "[" * 100_000), "config.json: "),
+    (text("config.json", b"\xff"), "config.json: "),
+    (text("metrics.jsonl", "{a}\n"), "metrics.jsonl, line 1: expected metrics"),
+    (config(task="../x"), "got '../x'"),
+    (config(model="deep", train=3), ": "),
+    (config(pretrain={"steps": 1, "target": "notes"}), "pretrain.target='tokens'"),
+    (result("steps_per_second", math.nan), "result.json: steps_per_second: "),
+    (result("seal", "0" * 64), "result.json: expected"),
+    (result("test_perplexity_best", [1]), "scores: perplexity_best: expected a"),
+    (result("test_bits_per_byte_best", math.inf), "scores: bits_per_byte_best"),
+    *((result(name, value), f"result.json: {name}") for name, value in SPOILED),
+]
+
+
+def test_damaged_runs_are_named_and_the_others_are_shown(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil(runs / "a1")
+    for number, (spoil, _) in enumerate(DAMAGES):
+        spoil(make_run(runs / f"damaged{number:02}"))
     report.main([str(runs), f"--out={tmp_path / 'report'}", "--format=md"])
     out, err = capsys.readouterr()
-    assert "3 runs in" in out
-    assert len(err.splitlines()) == 1 and err.startswith("warning: ")
-    assert str(runs / "a1") in err and part in err
-    assert part in (tmp_path / "report" / "report.md").read_text()
+    assert "4 runs in" in out
+    page = (tmp_path / "report" / "report.md").read_text()
+    for number, (line, (_, part)) in enumerate(
+        zip(err.splitlines(), DAMAGES, strict=True)
+    ):
+        start = f"warning: {runs / f'damaged{number:02}'}"
+        assert line.startswith(start) and part in line, (line, part)
+        assert part in page
 
 
 def test_a_damaged_run_does_not_hide_the_others(
