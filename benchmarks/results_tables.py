@@ -72,7 +72,7 @@ def mixers(result: Result) -> str:
 
 
 def pretraining(result: Result) -> str:
-    """The text that a run was pretrained on; empty for labels alone."""
+    """The text that a run was pretrained on; empty for labels only."""
     return "masked tokens" if flag(result, "pretrain.steps") else ""
 
 
@@ -134,12 +134,12 @@ def kinds() -> str:
         "control, % of the expert's return": of_seeds(runs["control"]),
     }
     note = (
-        "Mean and sample standard deviation over seeds (ListOps and language two, the "
-        "others three), each checkpoint chosen on a validation split, default presets. "
-        "ListOps: one of ten digits; language: small models of bytes of Python, lower "
-        "is better; images: scikit-learn's digits; control: a pendulum. `results/` has "
-        "the command, commit, versions and device of each run, in the folders listops, "
-        "language, series, images and control."
+        "Mean and sample standard deviation over seeds (two for ListOps and language, "
+        "three for the others), each checkpoint chosen on a validation split, default "
+        "presets. ListOps: the answer is one of ten digits; language: small models of "
+        "Python source, byte by byte, lower is better; images: scikit-learn's digits; "
+        "control: a pendulum. `results/` has the command, commit, versions and device "
+        "of each run, in the folders listops, language, series, images and control."
     )
     return table(columns, ("softmax", "linear", "cosformer", "flow"), note)
 
@@ -566,7 +566,7 @@ def fine_tuning() -> str:
     columns: dict[str, Column] = {
         "attention": lambda name: name,
         "pretrained, %": scores("pretrained"),
-        "labels alone, %": scores("labels alone"),
+        "labels only, %": scores("labels alone"),
     }
     first = next(iter(rows.values()))
     note = (
@@ -574,8 +574,9 @@ def fine_tuning() -> str:
         "2.7 points): mean and sample standard deviation of "
         f"{len(first['scores'])} seeds of fine-tuning, from one model pretrained by "
         "2,000 steps of masked bytes; 300 steps of labels, at the rate that validation "
-        f"prefers; 19 % are of one module. {report['device']}, with other work on "
-        f"both; `{report['command']}`, `results/language/finetuning.json`."
+        "prefers; 19 % of the examples are from one module. "
+        f"{report['device']}, with other work on both; `{report['command']}`, "
+        "`results/language/finetuning.json`."
     )
     return table(columns, dict.fromkeys(x.partition(",")[0] for x in rows), note)
 

@@ -156,7 +156,7 @@ axes[0].set(ylabel="query")
 plt.show()
 
 # %% [markdown]
-# What to see:
+# Things to see:
 #
 # - **Softmax** picks single keys, a few dark cells in each row, and has full rank. The
 #   others are products of narrow matrices, so their rank stays low: at most the width

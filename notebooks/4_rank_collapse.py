@@ -3,9 +3,9 @@
 #
 # Dong, Cordonnier and Loukas (2021) showed that a network of attention layers alone
 # makes all tokens equal, doubly exponentially in its depth; that skip connections
-# prevent this; and that MLPs slow it down. This notebook draws their curves, and the
-# same for linear mechanisms, which no paper shows. It runs on any device and takes a
-# few minutes on a CPU.
+# prevent this; and that MLPs slow it down. This notebook draws their curves, and those
+# of linear mechanisms, which no paper shows. It runs on any device and takes a few
+# minutes on a CPU.
 
 # %% tags=["parameters"]
 LAYERS = 12

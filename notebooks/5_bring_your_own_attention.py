@@ -18,7 +18,7 @@ SIZES = {}  # Settings of the model, such as {"num_layers": 4}.
 #
 # The function takes query `[B, T, N, H]`, key and value `[B, S, N, H]`, and, by name, a
 # mask `[B, 1, 1, S]`, True at real tokens. It returns `[B, T, N, H]`. Always take the
-# mask: without it a function attends to padding.
+# mask: without it, a function attends to padding.
 #
 # This one is linear attention whose features are ReLU to a learned power, one for each
 # head. `power_parameters`, in the same file, makes the array; the layer trains it and

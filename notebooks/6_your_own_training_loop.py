@@ -14,8 +14,8 @@ DATA = {"num_train": 10_000}
 # ## The data
 #
 # A task prepares its data, here by generating them, and the iterator pads each batch to
-# one of a few lengths; with `buckets="none"` there is one length, and so one program to
-# compile. Batch i depends on the seed and on i alone. `batches.get_state()` and
+# one of a few lengths; with `buckets="none"` there is one length, so only one program
+# to compile. Batch i depends on the seed and on i alone. `batches.get_state()` and
 # `set_state` save and restore the position.
 
 # %%
@@ -40,8 +40,8 @@ for name, array in next(batches).items():
 # %% [markdown]
 # ## The model
 #
-# Any mechanism, or a function of yours, as `mechanism`. The parameters leave the module
-# once, and every step puts them back: what is in between is a function of arrays.
+# `mechanism` names any mechanism, or is your own function. The parameters leave the
+# module once, and every step puts them back, so a step is a function of arrays.
 
 # %%
 model = SequenceClassifier(
