@@ -67,9 +67,7 @@ def test_the_pages_quote_where_streams_overtake_softmax() -> None:
     assert f"overtake softmax between {first} and {last} positions" in _words(
         "explained"
     )
-    assert f"from between {first} and {last} for the others" in _words(
-        "language_models"
-    )
+    assert f"the rest from between {first} and {last}" in _words("language_models")
     speed = _words("performance")
     for name, title in (("delta", "DeltaNet"), ("cosformer", "cosFormer")):
         assert re.search(rf"{title} (is faster )?from {later[name]}", speed)
