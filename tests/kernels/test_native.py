@@ -76,6 +76,13 @@ def gated(name: str, function: Any, *arrays: jax.Array) -> jax.Array:
     return function(*arrays, **gates)
 
 
+def drawn(seed: int, options: dict, *sizes: int) -> tuple:
+    """Query, key and value; sums of features of both signs could cancel."""
+    q, k, v = inputs(seed, *sizes)
+    both_signs = options.get("feature_map") in ("silu", "leaky_relu", "identity")
+    return (np.abs(q), np.abs(k), v) if both_signs else (q, k, v)
+
+
 def compare(name: str, arrays: Any, tolerance: float = 5e-6, **more: Any) -> tuple:
     """Output and gradients against those of the XLA form in float64."""
     shape = (*arrays[0].shape[:3], arrays[2].shape[3])
@@ -91,47 +98,53 @@ def compare(name: str, arrays: Any, tolerance: float = 5e-6, **more: Any) -> tup
 
 # Lengths within and beyond a chunk of 64 and a block of 1,024 positions; widths that
 # fill registers and that do not; more heads than a group of 4; heads that share keys.
-SIZES = [
-    {"batch": 1, "heads": 1, "query_length": 5, "head_dim": 3},
-    {"batch": 3, "heads": 5, "query_length": 65, "head_dim": 7, "value_dim": 18},
-    {"batch": 1, "heads": 2, "query_length": 1100, "head_dim": 16},
-    {"batch": 2, "heads": 4, "query_length": 130, "head_dim": 64, "value_dim": 33}
-    | {"key_heads": 2},
-    {"batch": 1, "heads": 1, "query_length": 70, "head_dim": 256},
-]
-
-
-# All sizes of linear attention, whose loops the others share; of the gated ones, other
-# tests have long rows.
-CASES = [
-    (name, is_causal, True, number)
-    for name, is_causal in OWN
-    for number in ((1, 3) if name in GATED else (1, 2, 3))
-]
-CASES += [
-    ("linear", is_causal, masked, number)
-    for is_causal in (True, False)
-    for masked, number in ((True, 0), (False, 4))
-]
-
-
-@pytest.mark.parametrize(("name", "is_causal", "masked", "number"), CASES)
-def test_like_the_xla_form(
-    name: str, is_causal: bool, masked: bool, number: int
-) -> None:
-    sizes = SIZES[number]
-    length = sizes["query_length"]
-    batch = sizes["batch"]
-    mask = None
-    if masked:
-        mask = np.random.default_rng(4).random((batch, length)) < 0.7
-        mask[:, -1] = True
-    arrays = inputs(3, **sizes, length=length)
-    compare(name, arrays, 2e-5, mask=mask, is_causal=is_causal)
-
-
+SIZES = {
+    "short": {"batch": 1, "heads": 1, "query_length": 5, "head_dim": 3},
+    "odd": {"batch": 3, "heads": 5, "query_length": 65, "head_dim": 7, "value_dim": 18},
+    "long": {"batch": 2, "heads": 6, "query_length": 1100, "head_dim": 64}
+    | {"key_heads": 3, "value_dim": 33},
+    "wide": {"batch": 1, "heads": 1, "query_length": 70, "head_dim": 256},
+    "some": {"batch": 2, "heads": 6, "query_length": 130, "head_dim": 23}
+    | {"key_heads": 3, "value_dim": 34},
+    "few": {"batch": 2, "heads": 4, "query_length": 80, "head_dim": 8, "key_heads": 2},
+}
 PROJECTION = np.random.default_rng(2).normal(size=(11, 8)).astype("float32")
 EXACT = {"kernel": "softmax", "projection": PROJECTION}
+# All sizes of linear attention, whose loops the others share; of the gated ones, other
+# tests have long rows.
+CASES: list[tuple] = [("performer", False, "few", EXACT)]
+CASES += [
+    (name, is_causal, size, {})
+    for names, sizes in (
+        (("linear",), ("short", "odd", "long", "wide")),
+        (("flow",), ("odd", "long")),
+        (("cosformer", *FADING), ("long",)),
+        (("gla", "gated_delta", "hgrn"), ("some",)),
+        (("norm", "performer"), ("few",)),
+    )
+    for name in names
+    for is_causal in (True, False)
+    for size in sizes
+]
+
+
+@pytest.mark.parametrize(("name", "is_causal", "size", "more"), CASES)
+def test_like_the_xla_form(name: str, is_causal: bool, size: str, more: dict) -> None:
+    """With a mask, and in the last of several samples rows without keys."""
+    sizes = SIZES[size]
+    batch, length = sizes["batch"], sizes["query_length"]
+    unseen = 30 if is_causal else length
+    mask = np.random.default_rng(4).random((batch, length)) < 0.7
+    mask[:, -1] = True
+    if batch > 1:
+        mask[-1, :unseen] = False
+    arrays = inputs(3, **sizes, length=length)
+    more = more | {"mask": None if size == "wide" else mask, "is_causal": is_causal}
+    out, *_ = compare(name, arrays, 5e-6 if size == "few" else 2e-5, **more)
+    if batch > 1:
+        assert not np.asarray(out)[-1, :unseen].any()
+
+
 # Documents within a chunk of 64, over its border and over several chunks; negative
 # lengths are padding.
 DOCUMENTS = ([30, 34, 64, -2, 1, 100, -69], [-3, 200, 7, 90], [300])
@@ -143,16 +156,31 @@ def ids_of(lengths: list[int]) -> np.ndarray:
     return np.repeat(numbers, np.abs(lengths)).astype("int32")
 
 
-SHORT = ([30, 40, -5], [60, 15])
-PACKED: list[tuple] = [(name, is_causal, DOCUMENTS, {}) for name, is_causal in OWN]
+# With options that reach the kernels; `test_options` has the others.
+PACKED_OPTIONS: dict[str, dict] = {
+    "linear": {},
+    "cosformer": {"feature_map": "elu", "denominator": "add", "eps": 0.5},
+    "flow": {"feature_map": "relu+1e-6", "eps": 0.1, "extra_eps": 0.2, "clip": 0.9},
+    # No denominators.
+    "norm": {"feature_map": "silu", "norm": None},
+    "retention": {"rotate": True, "norm": None},
+    "lightning": {"feature_map": "silu", "slopes": np.array([0.0, 3.0, 100.0])},
+    "gla": {},
+    "gated_delta": {"feature_map": lambda x: jnp.sin(x[..., :-1])},
+    "hgrn": {"scale": "unit", "lower_bound": np.array([0.3, -1, 0.1], "float32")},
+}
+PACKED: list[tuple] = [
+    (name, is_causal, DOCUMENTS, options)
+    for name, options in PACKED_OPTIONS.items()
+    for is_causal in (True, False)
+]
 PACKED += [
     (name, is_causal, ONE_LONG_ROW, {})
-    for name, is_causal in OWN
-    if name in ("linear", "flow", "gla")
+    for name in ("linear", "flow", "gla")
+    for is_causal in (True, False)
 ]
-# No denominators, and a maximum of the features for each document.
-PACKED += [("norm", is_causal, SHORT, {}) for is_causal in (True, False)]
-PACKED += [("performer", False, SHORT, EXACT)]
+# A maximum of the features for each document.
+PACKED += [("performer", False, DOCUMENTS, EXACT | {"hyperbolic": True})]
 
 
 @pytest.mark.parametrize(("name", "is_causal", "rows", "options"), PACKED)
@@ -168,7 +196,7 @@ def test_packed_rows(name: str, is_causal: bool, rows: Any, options: dict) -> No
         function = call(name, implementation, **more)
         return lambda *arrays: jnp.where(real, function(*arrays), 0)
 
-    arrays = inputs(16, batch, length, length, 1 if batch == 1 else 3, 8)
+    arrays = drawn(16, options, batch, length, length, 1 if batch == 1 else 3, 8)
     slopes = np.random.default_rng(1).normal(size=arrays[0].shape)
     got = pulled_back(at_real("native"), arrays, slopes)
     with jax.enable_x64(True):
@@ -176,83 +204,61 @@ def test_packed_rows(name: str, is_causal: bool, rows: Any, options: dict) -> No
         assert_close(got, pulled_back(at_real("xla"), exact, slopes), 2e-5)
 
 
-@pytest.mark.parametrize("name", [x for x in NAMES if x not in (*FADING, *GATED)])
+@pytest.mark.parametrize("name", ["linear", "cosformer", "flow"])
 def test_queries_and_keys_of_different_lengths(name: str) -> None:
     compare(name, inputs(3, 2, 40, 150, 3, 9))
     compare(name, inputs(3, 2, 1100, 20, 3, 9))
 
 
-OPTIONS: list[tuple[str, dict]] = [
-    *(("linear", {"feature_map": name}) for name in MAPS if name != "identity"),
-    ("linear", {"feature_map": lambda x: jnp.exp(jnp.concatenate([x, -x], -1))}),
-    ("linear", {"eps": 0.5}),
-    ("linear", {"eps": 0}),
-    ("cosformer", {"denominator": "add", "eps": 0.5}),
-    ("cosformer", {"denominator": "clamp", "eps": 4.0}),
-    ("cosformer", {"feature_map": "identity", "denominator": "add", "eps": 300.0}),
-    ("cosformer", {"feature_map": "leaky_relu", "eps": 1.0}),
-    ("cosformer", {"reweight": False}),
-    ("cosformer", {"max_length": 200}),
-    ("cosformer", {"max_length": np.array([90, 70]), "feature_map": "elu"}),
-    ("flow", {"feature_map": "relu", "eps": 0.1, "extra_eps": 0.2}),
-    ("flow", {"feature_map": "relu+1e-6"}),
-    ("flow", {"clip": 0.9}),
-    ("flow", {"feature_map": "relu", "eps": 0}),
-    ("flow", {"feature_map": "elu", "clip": None}),
-    ("flow", {"feature_map": "relu", "clip": 40.0}),
-    ("norm", {"feature_map": "silu", "norm": None}),
-    ("norm", {"norm": "layer", "per_head": True}),
-    ("retention", {"rotate": True}),
-    ("retention", {"norm": None}),
-    ("retention", {"norm": "rms", "slopes": np.array([0.0, 3.0])}),
-    ("lightning", {"feature_map": "silu", "norm": "rms"}),
-    ("lightning", {"slopes": np.array([0.0, 100.0])}),
-    ("gla", {"norm": "layer"}),
-    ("gated_delta", {"norm": "rms"}),
-    ("hgrn", {"scale": "unit", "lower_bound": np.array([0.3, -1], "float32")}),
-    ("gated_delta", {"feature_map": lambda x: jnp.sin(x[..., :-1])}),
-    ("delta", {"feature_map": "identity", "beta_range": 2.0}),
-    ("performer", {"kernel": "exp", "projection": PROJECTION}),
-    ("performer", {"kernel": "relu", "scale": 1.0, "feature_eps": 0.1}),
-    ("performer", EXACT),
-    ("performer", EXACT | {"hyperbolic": True}),
-]
+CAUSAL, FULL = (True,), (False,)
+BOTH = CAUSAL + FULL
 # The causal forms refuse the others, see below; both forms have the same features, and
 # norms come after them.
-OPTIONS_OF_FORMS = [
-    (name, more, True)
-    for name, more in OPTIONS
-    if more.get("clip", 1) not in (None, 40.0) and more.get("kernel") != "softmax"
+OPTIONS: list[tuple[str, dict, tuple]] = [
+    ("linear", {"feature_map": "relu"}, CAUSAL),
+    ("linear", {"feature_map": "leaky_relu"}, CAUSAL),
+    ("linear", {"feature_map": "sigmoid", "eps": 0.5}, BOTH),
+    ("linear", {"feature_map": "silu", "eps": 0}, BOTH),
+    (
+        "linear",
+        {"feature_map": lambda x: jnp.exp(jnp.concatenate([x, -x], -1))},
+        CAUSAL,
+    ),
+    (
+        "cosformer",
+        {"denominator": "clamp", "eps": 4.0, "max_length": np.array([90, 70])},
+        BOTH,
+    ),
+    (
+        "cosformer",
+        {"feature_map": "identity", "denominator": "add", "eps": 300.0}
+        | {"max_length": 200},
+        BOTH,
+    ),
+    ("cosformer", {"feature_map": "leaky_relu", "eps": 1.0, "reweight": False}, BOTH),
+    ("flow", {"feature_map": "relu", "eps": 0}, BOTH),
+    ("flow", {"feature_map": "elu", "clip": None}, FULL),
+    ("flow", {"feature_map": "relu", "clip": 40.0}, FULL),
+    ("norm", {"norm": "layer", "per_head": True}, CAUSAL),
+    ("retention", {"norm": "rms", "slopes": np.array([0.0, 3.0])}, BOTH),
+    ("gla", {"norm": "layer"}, CAUSAL),
+    ("gated_delta", {"norm": "rms"}, CAUSAL),
+    ("delta", {"feature_map": "identity", "beta_range": 2.0}, BOTH),
+    ("performer", {"kernel": "exp", "projection": PROJECTION}, CAUSAL),
+    ("performer", {"kernel": "relu", "scale": 1.0, "feature_eps": 0.1}, CAUSAL),
 ]
-OPTIONS_OF_FORMS += [
-    (name, more, False)
-    for name, more in OPTIONS
-    if name in ("cosformer", "flow", "hgrn")
-    or {"eps", "slopes", "rotate", "beta_range"} & {*more}
-    or more.get("kernel") == "softmax"
+OPTIONS_OF_FORMS = [
+    (name, more, is_causal) for name, more, forms in OPTIONS for is_causal in forms
 ]
 
 
 @pytest.mark.parametrize(("name", "more", "is_causal"), OPTIONS_OF_FORMS)
 def test_options(name: str, more: dict, is_causal: bool) -> None:
-    positive = more.get("feature_map") in ("silu", "leaky_relu", "identity")
-    q, k, v = inputs(6, 2, 90, 90, 2, 8)
-    # Sums of features of both signs could cancel.
-    arrays = (np.abs(q), np.abs(k), v) if positive else (q, k, v)
-    compare(name, arrays, 2e-5, is_causal=is_causal, **more)
+    compare(name, drawn(6, more, 2, 90, 90, 2, 8), 2e-5, is_causal=is_causal, **more)
 
 
 def test_feature_maps_have_the_numbers_of_the_library() -> None:
     assert sorted(MAPS) == sorted(FORMULAS) == sorted(kernels.FEATURE_MAPS)
-
-
-@pytest.mark.parametrize(
-    ("name", "is_causal", "more"),
-    [("norm", True, {}), ("performer", True, {}), ("performer", False, EXACT)],
-)
-def test_fewer_key_heads(name: str, is_causal: bool, more: dict) -> None:
-    arrays = inputs(7, 2, 80, 80, 4, 8, key_heads=2)
-    compare(name, arrays, is_causal=is_causal, **more)
 
 
 @pytest.mark.parametrize(("name", "is_causal"), FORMS)
@@ -278,26 +284,23 @@ def test_padding(name: str, is_causal: bool) -> None:
     assert_close([x[1:, :67] for x in clean], list(alone), 2e-6)
 
 
-@pytest.mark.parametrize(("name", "is_causal"), FORMS)
-def test_extremes(name: str, is_causal: bool) -> None:
-    """Rows without keys, features that are all zero, and large numbers."""
+# The squares of norms would overflow in either form.
+@pytest.mark.parametrize(("name", "is_causal"), [x for x in FORMS if x[0] != "norm"])
+def test_large_numbers(name: str, is_causal: bool) -> None:
     q, k, v = inputs(10, 1, 70, 70, 1, 8)
-    seen = 30 if is_causal else 70
-    mask = np.arange(70)[None] >= seen
-    out, *_ = compare(name, (q, k, v), 2e-5, mask=mask, is_causal=is_causal)
-    assert not np.asarray(out)[:, :seen].any()
-    if name == "cosformer":
-        for x in pulled_back(call(name), (-np.abs(q), k, v), np.ones_like(v))[:3]:
-            assert not np.asarray(x).any()
-    large = [np.float32(1e15) * np.abs(x) for x in (q, k)]
-    if name == "norm":
-        return  # Its squares would overflow in either form.
-    map_of = {"flow": {"feature_map": "relu"}}.get(name, {})
-    more: Any = {"is_causal": is_causal, **map_of}
-    got = fast_jit(call(name, **more))(*large, v)
+    arrays = *(np.float32(1e15) * np.abs(x) for x in (q, k)), v
+    more: Any = {"is_causal": is_causal}
+    more |= {"feature_map": "relu"} if name == "flow" else {}
+    got = fast_jit(call(name, **more))(*arrays)
     with jax.enable_x64(True):
-        exact = [np.asarray(x, "float64") for x in (*large, v)]
+        exact = [np.asarray(x, "float64") for x in arrays]
         assert_close(got, fast_jit(call(name, "xla", **more))(*exact), 2e-5)
+
+
+def test_features_that_are_all_zero() -> None:
+    q, k, v = inputs(10, 1, 70, 70, 1, 8)
+    for x in pulled_back(call("cosformer"), (-np.abs(q), k, v), np.ones_like(v))[:3]:
+        assert not np.asarray(x).any()
 
 
 def test_a_competition_that_one_key_wins() -> None:
@@ -406,7 +409,10 @@ def test_in_shard_map(name: str, is_causal: bool) -> None:
     assert_close(fast_jit(local)(*arrays), fast_jit(expected)(*arrays))
 
 
-@pytest.mark.parametrize("name", [name for name, is_causal in OWN if is_causal])
+# Those that `test_packed_rows` has no long row of.
+@pytest.mark.parametrize(
+    "name", ["cosformer", "retention", "lightning", "gated_delta", "hgrn"]
+)
 def test_few_heads_on_many_threads(name: str) -> None:
     """One head of a long sequence is cut into segments, if there are two threads."""
     compare(name, inputs(13, 1, 2000, 2000, 1, 8), is_causal=True)
@@ -442,7 +448,7 @@ def test_weights_have_second_derivatives(
     def loss(scale: jax.Array) -> jax.Array:
         return jnp.sin(weights(scale * query, key)).sum()
 
-    assert jnp.isfinite(jax.grad(jax.grad(loss))(1.0))
+    assert jnp.isfinite(fast_jit(jax.grad(jax.grad(loss)))(1.0))
 
 
 def test_in_a_model() -> None:
