@@ -31,6 +31,11 @@ SMALL = Chunking(2, 4)
 MASK = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 0], [0] * 7], bool)
 # With a row that is padded on the left.
 FOUR_ROWS = np.insert(MASK, 2, [0, 0, 1, 1, 1, 1, 1], axis=0)
+# The same kinds of padding, in rows of LENGTH positions.
+ROWS = np.array(
+    [[1] * 11 + [0] * 5, [0, 1, 0, 0, 1, 1, 0, 1] * 2, [0] * 5 + [1] * 11, [0] * 16],
+    bool,
+)
 
 
 def _no_gates(key: Any, xp: Any) -> dict[str, Any]:
@@ -109,6 +114,10 @@ CAUSAL, CROSS, STREAMS = (_able(name) for name in ("causal", "cross", "stream"))
 FORMS = [(name, "full") for name in NAMES] + [(name, "causal") for name in STREAMS]
 # And those without a stream.
 ALL_FORMS = FORMS[: len(NAMES)] + [(name, "causal") for name in CAUSAL]
+# One of each family, whose shared code derives streams, weights, packed rows.
+FAMILY = ("softmax", "linear", "cosformer", "flow", "performer", "retention", "gla")
+FAMILY += ("gated_delta", "hgrn", "local", "reformer", "linformer", "nystrom", "gau")
+FAMILY_STREAMS = tuple(name for name in FAMILY if name in STREAMS)
 
 
 def having(trait: str, names: tuple[str, ...] = NAMES) -> tuple[str, ...]:
@@ -168,6 +177,27 @@ def pulled_back(function: Callable[..., jax.Array]) -> Callable[..., Any]:
 def jitted(name: str, form: str = "full") -> Callable[..., jax.Array]:
     """`run`, compiled; tests with the same shapes share one compilation."""
     return fast_jit(run(name, form))
+
+
+def masks(name: str, form: str, mask: Any) -> dict[str, Any]:
+    """The mask, also as that of the queries where these are not the keys' positions."""
+    apart = form == "full" and takes(name, "query_mask")
+    return {"mask": mask} | ({"query_mask": mask} if apart else {})
+
+
+@functools.cache
+def gradients(name: str, form: str = "full") -> Callable[..., Any]:
+    """``f(query, key, value, mask, upstream)``: the output, and the gradients.
+
+    Tests with the shapes of `row_inputs` share a compilation.
+    """
+
+    def both(query, key, value, mask, upstream):
+        attend = functools.partial(run(name, form), **masks(name, form, mask))
+        out, pullback = jax.vjp(attend, query, key, value)
+        return out, pullback(upstream)
+
+    return fast_jit(both)
 
 
 def run(name: str, form: str = "full", **options: Any) -> Callable[..., jax.Array]:
@@ -321,6 +351,16 @@ def inputs(
     )
 
 
+def row_inputs(seed: int) -> tuple[list[Any], Any]:
+    """Query, key and value of four rows for `ROWS`; and a gradient of the output."""
+    *arrays, upstream = (
+        x
+        for one in (seed, seed + 1000)
+        for x in inputs(one, 4, LENGTH, LENGTH, value_dim=3)
+    )
+    return arrays[:3], upstream
+
+
 def extremes(name: str, *arrays: np.ndarray) -> dict[str, tuple[np.ndarray, ...]]:
     """Normal query, key and value, brought to the edges of float32, by kind."""
     q, k, v = arrays
@@ -403,29 +443,44 @@ def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
     chex.assert_trees_all_close(got, expected, rtol=0, atol=tolerance)
 
 
+def check_slope(
+    slopes: Callable[..., Any], arrays: Any, way: Any, upstream: Any
+) -> None:
+    """Gradients are those of central differences of order four, in float64.
+
+    ``slopes(*arrays)`` gives the output and the gradients of its sum times upstream.
+    """
+    step = 2e-5
+
+    def difference(length: float) -> Any:
+        ahead, behind = (
+            slopes(*(x + sign * length * d for x, d in zip(arrays, way, strict=True)))
+            for sign in (1, -1)
+        )
+        return (upstream * (np.asarray(ahead[0]) - np.asarray(behind[0]))).sum()
+
+    got = (8 * difference(step) - difference(2 * step)) / (12 * step)
+    expected = sum((g * d).sum() for g, d in zip(slopes(*arrays)[1], way, strict=True))
+    assert abs(got - expected) < 1e-7 * abs(expected) + 1e-8
+
+
 def assert_directional_derivatives(
     function: Callable[..., jax.Array], **sizes: Any
 ) -> None:
     """The gradients of an output of ``inputs`` are those of finite differences."""
-
-    @fast_jit
-    def slope(arrays):
-        return jax.value_and_grad(lambda a: jnp.sin(function(*a)).sum())(arrays)
-
     with jax.enable_x64(True):
         arrays, way = (
             [x.astype("float64") for x in inputs(seed, **sizes)] for seed in (23, 24)
         )
-        step = 1e-5
-        ahead, behind = (
-            slope([x + sign * step * d for x, d in zip(arrays, way, strict=True)])[0]
-            for sign in (1, -1)
-        )
-        gradients = slope(arrays)[1]
-        expected = sum((g * d).sum() for g, d in zip(gradients, way, strict=True))
-        assert (
-            abs((ahead - behind) / (2 * step) - expected) < 1e-7 * abs(expected) + 1e-8
-        )
+        shape = jax.eval_shape(function, *arrays).shape
+        upstream = np.random.default_rng(25).normal(size=shape)
+
+        @fast_jit
+        def slopes(*arrays):
+            out, pullback = jax.vjp(function, *arrays)
+            return out, pullback(upstream)
+
+        check_slope(slopes, arrays, way, upstream)
 
 
 def assert_rejects(call: Callable[[], Any], *parts: str) -> None:

@@ -1,6 +1,7 @@
 """Padding is exact, and gradients are right and finite."""
 
 import functools
+from typing import Any
 
 import chex
 import jax
@@ -11,140 +12,118 @@ import pytest
 from ..mechanisms import (
     ALL_FORMS,
     FORMS,
-    FOUR_ROWS,
     MASK,
     NAMES,
+    ROWS,
     assert_close,
-    assert_directional_derivatives,
     assert_extremes,
+    check_slope,
     fast_jit,
     formula,
     gates,
+    gradients,
     inputs,
     jitted,
+    masks,
     pulled_back,
-    queries,
+    row_inputs,
     run,
     takes,
 )
 
 
-def _masks(name: str, form: str, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """The mask, also as that of the queries where these are not the keys' positions."""
-    apart = form == "full" and takes(name, "query_mask")
-    return {"mask": mask} | ({"query_mask": mask} if apart else {})
-
-
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_a_padded_batch_equals_each_sample_alone(name: str, form: str) -> None:
     """On the right, and causal forms on the left; the formulas have any padding."""
-    arrays = inputs(10, query_length=9, length=9)
-    mask = np.arange(9)[None] < np.array([[6], [9]])
-    part = slice(0, 6)
+    arrays, upstream = row_inputs(10)
+    out, _ = gradients(name, form)(*arrays, ROWS, upstream)
+    alone = jitted(name, form)(*(np.stack([x[0, :11], x[2, 5:]]) for x in arrays))
+    assert_close(out[0, :11], alone[0], 2e-6)
     if form == "causal":
-        mask, part = mask[:, ::-1], slice(3, 9)
-    call = run(name, form)
-
-    @fast_jit
-    def both(*arrays):
-        together = call(*arrays, **_masks(name, form, mask))
-        return together[:1, part], call(*(x[:1, part] for x in arrays))
-
-    assert_close(*both(*arrays), 2e-6)
-
-
-@functools.cache
-def _pulled_back(name: str, form: str):
-    """The output under FOUR_ROWS and its gradients, where ``shown`` is True.
-
-    Two tests share a compilation.
-    """
-    attend = functools.partial(run(name, form), **_masks(name, form, FOUR_ROWS))
-
-    @fast_jit
-    def both(query, key, value, shown):
-        out, pullback = jax.vjp(attend, query, key, value)
-        return jnp.where(shown, out, 0), pullback(jnp.where(shown, jnp.cos(out), 0))
-
-    return both
+        assert_close(out[2, 5:], alone[1], 2e-6)
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_what_padding_holds_does_not_matter(name: str, form: str) -> None:
     """In keys and values, and in queries: their rows reach no gradient."""
-    q, k, v = inputs(13, batch=4)
-    both = _pulled_back(name, form)
-    real = FOUR_ROWS[:, :, None, None]
+    (q, k, v), upstream = row_inputs(13)
+    both = gradients(name, form)
+    real = ROWS[:, :, None, None]
 
     def spoilt(x: np.ndarray, garbage: float) -> np.ndarray:
         return np.where(real, x, np.float32(garbage))
 
-    every = np.ones_like(real)
-    clean = both(q, k, v, every)
+    clean = both(q, k, v, ROWS, upstream)
     for garbage in (1e6, np.nan, np.inf):
         query = spoilt(q, garbage) if takes(name, "query_mask") else q
-        dirty = both(query, spoilt(k, garbage), spoilt(v, garbage), every)
-        chex.assert_trees_all_equal(dirty, clean)
+        arrays = query, spoilt(k, garbage), spoilt(v, garbage)
+        chex.assert_trees_all_equal(both(*arrays, ROWS, upstream), clean)
+
+    def of_real_rows(*arrays: np.ndarray) -> Any:
+        out, slopes = both(*arrays, ROWS, spoilt(upstream, 0))
+        return np.where(real, out, 0), slopes
+
     # In Flow, padded queries without a query mask reach the gradients of real keys.
     if (name, form) != ("flow", "causal"):
-        clean = both(q, k, v, real)
+        clean = of_real_rows(q, k, v)
         for garbage in (np.nan, np.inf):
-            dirty = both(*(spoilt(x, garbage) for x in (q, k, v)), real)
+            dirty = of_real_rows(*(spoilt(x, garbage) for x in (q, k, v)))
             assert_close(dirty, clean, 1e-6)
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_gradients_match_finite_differences(name: str, form: str) -> None:
-    assert_directional_derivatives(
-        functools.partial(run(name, form), mask=MASK[1:2]),
-        batch=1,
-        query_length=7 if form == "causal" else queries(name, 4),
-        value_dim=3,
-    )
+    with jax.enable_x64(True):
+        (*arrays, upstream), way = (
+            [x.astype("float64") for x in (*arrays, upstream)]
+            for arrays, upstream in (row_inputs(43), row_inputs(44))
+        )
+
+        def slopes(*arrays: np.ndarray) -> Any:
+            return gradients(name, form)(*arrays, ROWS, upstream)
+
+        check_slope(slopes, arrays, way[:3], upstream)
 
 
 @pytest.mark.parametrize(("name", "form"), [*FORMS, ("luna", "causal")])
 def test_extreme_inputs(name: str, form: str) -> None:
     """With the last row all padding."""
-    expected = functools.partial(formula(name, form), **_masks(name, form, FOUR_ROWS))
-    every = np.ones((4, 7, 1, 1), bool)
-    both = functools.partial(_pulled_back(name, form), shown=every)
-    assert_extremes(name, both, expected, *inputs(24, batch=4))
+    arrays, upstream = row_inputs(24)
+    expected = functools.partial(formula(name, form), **masks(name, form, ROWS))
+    both = functools.partial(gradients(name, form), mask=ROWS, upstream=upstream)
+    assert_extremes(name, both, expected, *arrays)
 
 
-WITH_EPS = [x for x in FORMS if takes(x[0], "eps")]
+# DeltaNet is the gated delta rule without decays, and Lightning's decays are RetNet's.
+WITH_EPS = [
+    x for x in FORMS if takes(x[0], "eps") and x[0] not in ("delta", "lightning")
+]
 
 
 @pytest.mark.parametrize(("name", "form"), WITH_EPS)
 def test_rows_without_keys_are_zero_without_an_eps_too(name: str, form: str) -> None:
     """Also those that fill up the last chunk, which the gradient of all keys meets."""
     both = pulled_back(functools.partial(run(name, form), mask=MASK, eps=0.0))
-    out, gradients = both(*inputs(30, batch=3))
-    chex.assert_tree_all_finite((out, gradients))
+    out, slopes = both(*inputs(30, batch=3))
+    chex.assert_tree_all_finite((out, slopes))
     assert not np.asarray(out)[2].any()
     if form == "causal":
         assert not np.asarray(out)[1, 0].any()
 
 
-@pytest.mark.parametrize(("name", "form"), WITH_EPS)
+@pytest.mark.parametrize(("name", "form"), [x for x in FORMS if takes(x[0], "eps")])
 def test_gradients_of_large_inputs(name: str, form: str) -> None:
     """Those of divisions and norms too, although squares leave float32's range."""
-
-    @fast_jit
-    def slopes(*arrays):
-        return jax.vjp(run(name, form), *arrays[:3])[1](arrays[3])
-
-    q, k, v = inputs(31)
-    upstream = inputs(32)[0]
+    (q, k, v), upstream = row_inputs(31)
     large = [(q, k, np.float32(1e15) * v)]
     if not gates(name, k):  # which are functions of the key here
         large.append((np.float32(1e10) * q, np.float32(1e10) * k, v))
     for arrays in large:
-        got = slopes(*arrays, upstream)
+        _, slopes = gradients(name, form)(*arrays, ROWS, upstream)
         with jax.enable_x64(True):
-            wide = [x.astype("float64") for x in (*arrays, upstream)]
-            expected = slopes(*wide)
-        assert_close(got, expected, 1e-3)
+            *wide, wide_upstream = (x.astype("float64") for x in (*arrays, upstream))
+            _, expected = gradients(name, form)(*wide, ROWS, wide_upstream)
+        assert_close(slopes, expected, 1e-3)
 
 
 @pytest.mark.parametrize("name", ["softmax", "linformer", "softmax in blocks"])
