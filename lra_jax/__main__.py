@@ -56,8 +56,8 @@ def overview() -> str:
 
 
 def _look_here() -> None:
-    """Imports from the current folder too, as ``python -m`` does: an attention of one's
-    own is often there, and the script ``lra-jax`` looks only beside itself."""
+    """Imports from the current folder too, as ``python -m`` does: your own attention is
+    often there, and the script ``lra-jax`` looks only next to itself."""
     if not sys.flags.safe_path and "" not in sys.path:
         sys.path.insert(0, "")
 

@@ -125,8 +125,8 @@ class Maps(_OfRun):
     """Where a trained model looks on one example."""
 
     workdir: str
-    """A run directory; of runs on images also several, separated by commas, which are
-    drawn side by side."""
+    """A run directory; for runs on images also several, separated by commas, to draw
+    side by side."""
     split: str = "test"
     """Split of the example."""
     example: Count | None = None

@@ -45,8 +45,8 @@ def fail(message: str, code: int = 2) -> NoReturn:
 def run(main: Callable[[], object]) -> None:
     """Runs a command's function to its end, in a process of its own.
 
-    Any error is one line, also if nobody reads the output. Characters that it cannot
-    show, as in an ASCII locale, are escaped.
+    Any error is one line, even if nobody reads the output. Characters that the output
+    cannot show, as in an ASCII locale, are escaped.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -66,8 +66,8 @@ def run(main: Callable[[], object]) -> None:
 def user_errors() -> Iterator[None]:
     """Turns any error into one line and an exit code.
 
-    That is 2 for an `InputError` or a disk error, which another command line mends, and
-    1 for any other.
+    The code is 2 for an `InputError` or a disk error, which another command line can
+    avoid, and 1 for any other.
     """
     try:
         yield
@@ -79,7 +79,7 @@ def user_errors() -> Iterator[None]:
         fail(str(error))
     except KeyboardInterrupt:
         fail(signals.advice, 128 + signal.SIGINT)
-    except BaseException as error:  # Also what code of the user raises.
+    except BaseException as error:  # Including what the user's code raises.
         hint = "" if _debugs else " (--debug shows where)"
         fail(f"{type(error).__name__}: {on_one_line(error)}{hint}", 1)
 
@@ -111,8 +111,8 @@ def begin(args: Sequence[str] | None) -> list[str]:
     """The arguments of a command; None = those of this process.
 
     In the latter case the process belongs to the command: it restarts with the
-    allocator's settings, collects garbage less often, and shows warnings on one line,
-    those of its log as well.
+    allocator's settings, collects garbage less often, and shows warnings, logged ones
+    included, on one line.
     """
     if args is not None:
         return arguments(args)
@@ -266,8 +266,8 @@ def _message(text: str) -> str:
 def full_names(args: Sequence[str], flags: Iterable[str], task: str = "") -> list[str]:
     """The arguments, with every flag by its full name, which is one of ``flags``.
 
-    Unknown flags are refused, and one in two forms, of which a user may expect both.
-    The data settings among the flags are those of ``task``, for errors.
+    Refuses unknown flags, and a flag in two forms, since a user may expect either to
+    count. The data settings among the flags are those of ``task``, for errors.
     """
     flags = list(flags)
     words, forms = [], {}

@@ -70,8 +70,8 @@ def check_path(name: str, path: os.PathLike) -> None:
         raise expected(name, needed, os.path.abspath(path))
 
 
-# By part of a run's config, the settings of earlier versions and their values without
-# effect, which a file may still have.
+# By part of a run's config: settings of earlier versions, which a file may still have,
+# with the values that had no effect.
 _REMOVED: dict[str, dict[str, Any]] = {
     "model": {"ema": 0, "readings": 1},
     "pretrain": {"target": "tokens", "probe_steps": 0},
@@ -81,11 +81,11 @@ _REMOVED: dict[str, dict[str, Any]] = {
 
 def drop_removed(part: str, settings: Any, name: str) -> dict[str, Any]:
     """The settings that a file holds for a part of a run's config, such as "model",
-    without those that this version has no more.
+    without those that this version no longer has.
 
     Raises:
       ValueError: a removed setting had an effect; ``name`` is that of the file.
-      TypeError: the settings are no dict.
+      TypeError: the settings are not a dict.
     """
     if not isinstance(settings, dict):
         raise TypeError(a_thing(settings))
@@ -146,7 +146,7 @@ def check_type(name: str, hint: Any, value: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may have, as a part of its type: `Size`, `Rate`; for a
+    """The numbers that a setting may have, as part of its type: `Size`, `Rate`; for a
     text, its lengths.
 
     Attributes:
@@ -168,8 +168,8 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The names that a text may be, as a part of its type, besides the path of an
-    object of the user's own, ``package.module:thing``.
+    """The names that a text may be, as part of its type, besides the path of an object
+    of the user's own, ``package.module:thing``.
     """
 
     names: tuple[str, ...]
@@ -253,7 +253,7 @@ def first_line(error: BaseException) -> str:
 def on_one_line(error: BaseException) -> str:
     """An error's text on one line, or its type if it has none.
 
-    Of its notes it includes the shapes with which a user's attention was called.
+    It includes the note with the shapes with which a user's attention was called.
     """
     notes = getattr(error, "__notes__", ())
     shapes = [note for note in notes if note.startswith("called with ")]

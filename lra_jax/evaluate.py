@@ -60,7 +60,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _check_predictions(config: EvaluateConfig, file: str) -> None:
-    """Refuses to replace a file of the run, or the model that is saved before them."""
+    """Refuses to replace a file of the run, or the model, which is saved first."""
     from lra_jax.training.workdir import refuse_own_file
 
     refuse_own_file(Path(config.workdir), Path(file), "--predictions")

@@ -60,8 +60,8 @@ def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yields each line of a regular file, without the mark with which some editors
-    begin it; one that is longer than any reader expects is a ``ValueError``."""
+    """Yields each line of a regular file, without the mark that some editors put at its
+    start; a line longer than any reader expects is a ``ValueError``."""
     number = 0
     with open_regular(path) as stream:
         while line := stream.readline(_LONGEST_LINE):
@@ -73,7 +73,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def read_json(path: str | os.PathLike[str], needed: str = "JSON") -> Any:
-    """The values of a JSON file; errors as of `read_bytes` and `parse_json`.
+    """The values of a JSON file; errors are those of `read_bytes` and `parse_json`.
 
     ``needed`` is the content that the error says is expected, in words.
     """

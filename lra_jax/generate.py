@@ -117,7 +117,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
 
 
 def _end(vocabulary: Any) -> int | None:
-    """The token after which a text is not continued; words have one for every line."""
+    """The token that ends a text; None for words, where every line has one."""
     from lra_jax.vocabularies import Words
 
     return None if isinstance(vocabulary, Words) else vocabulary.end
@@ -167,7 +167,7 @@ def _read_prompts(config: GenerateConfig) -> list[str]:
         raise expected("--prompt", "nothing with --prompts", f"{config.prompt!r}")
     file = expand_home(config.prompts, "--prompts")
     try:
-        # Some editors write a mark first.
+        # Some editors put a mark at the start.
         text = read_bytes(file).decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         got = f"{file}: {reason(error)}"

@@ -2,7 +2,7 @@
 
 A result belongs to the code that produced it. `keep` copies the files, and refuses to
 continue a run, or to show its result, once they have changed; with `prefer_copies` a
-run is scored from any folder by the code that it was trained with.
+run is scored, from any folder, by the code that it was trained with.
 """
 
 import ast
@@ -28,8 +28,8 @@ def sources(parts: Mapping[str, str]) -> dict[str, bytes]:
     """The Python files of a user's own parts: the path and content of each.
 
     These are the modules that the parts name, and whatever those import from the same
-    folder of the import path. In a notebook, which is not a file, it is the source of
-    the object alone. Contents are bytes, because a file may name its own encoding.
+    folder of the import path. In a notebook, which is not a file, it is only the source
+    of the object. Contents are bytes, because a file may name its own encoding.
     ``parts`` are `Config.own_parts`, ``package.module:thing`` by flag.
     """
     return {name: source for name, (_, source) in _modules(parts).items()}

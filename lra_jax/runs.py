@@ -52,7 +52,7 @@ class Planned:
 
 
 class Stopped(signals.Exit):
-    """A signal ended the plan, which the same command resumes, or runs failed."""
+    """A signal ended the plan, which the same command resumes, or some runs failed."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,8 +95,8 @@ def release_memory() -> None:
 def configure_jax(distributed: bool = False, cpu_devices: int | None = None) -> None:
     """Sets the compilation cache and the number of CPU devices; imports jax.
 
-    Settings that the user made, in the environment or in jax.config, are kept. In our
-    own cache, programs of any size are.
+    Settings that the user made, in the environment or in jax.config, are kept. Our own
+    cache holds programs of any size.
 
     Args:
       distributed: do not touch the devices, which must not start before the processes
@@ -117,8 +117,8 @@ def configure_jax(distributed: bool = False, cpu_devices: int | None = None) -> 
     if config.jax_compilation_cache_dir is None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         config.update("jax_compilation_cache_dir", str(cache / "lra_jax" / "xla"))
-        # A run compiles some 60 programs, most of them in less than the second below
-        # which jax keeps none, and together they take half of its start.
+        # A run compiles some 60 programs, most in less than a second, so that jax would
+        # not keep them; together they take half of its start-up time.
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")

@@ -36,7 +36,7 @@ Reaction = Callable[[int], None]
 def watch() -> None:
     """Handles signals from now on; call it at the start of a command's process.
 
-    Its closed streams become empty ones: other files would take their numbers.
+    Closed streams become empty ones, since files opened later would take their numbers.
     """
     global _watch
     if _watch is None:

@@ -25,7 +25,7 @@ from lra_jax.configs import Config, DataConfig, ModelConfig, PretrainConfig, Tra
 from lra_jax.errors import a_thing, expected, on_one_line
 
 _PROG = "python -m lra_jax.train"
-_DESCRIPTION = "Trains a model and scores it; data not there yet are prepared first."
+_DESCRIPTION = "Trains a model and scores it; missing data are prepared first."
 
 __all__ = [
     "Config",

@@ -165,7 +165,7 @@ class Bpe:
         return np.array(self._tokenizer.encode(_text(text)).ids, np.int32)
 
     def decode(self, tokens: np.ndarray) -> bytes:
-        """See `Vocabulary`; a token may be a part of a character."""
+        """See `Vocabulary`; a token may be part of a character."""
         known = tokens[tokens < self.end].tolist()
         letters = "".join(map(self._tokenizer.id_to_token, known))
         return bytes(map(_byte_letters().__getitem__, letters))

@@ -171,7 +171,7 @@ class Call:
 
     @functools.cached_property
     def next_position(self) -> jax.Array:
-        """`[B]` int32: that of the token after the last real one, in its document.
+        """`[B]` int32: the position after the last real one, in its document.
 
         Raises:
           ValueError: the state is of another batch size.

@@ -156,7 +156,7 @@ def at_least(x: jax.Array, floor: float) -> jax.Array:
 
 
 def nonzero(denominator: jax.Array) -> jax.Array:
-    """1 in place of 0, which is only where the numerator is zero as well."""
+    """Replaces 0 by 1: there the numerator is zero as well."""
     return jnp.where(denominator == 0, 1, denominator)
 
 

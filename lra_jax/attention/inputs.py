@@ -132,7 +132,7 @@ def check_inputs(
     batch, length, heads, width = query.shape
     shared = {heads // part for part in range(1, heads + 1) if heads % part == 0}
 
-    def allow(count: int) -> Size:  # A message names those only if this is none.
+    def allow(count: int) -> Size:  # If not, the error lists the divisors.
         return count if count in shared else shared
 
     positions = key.shape[1]
@@ -246,9 +246,9 @@ def refuse_decoding(
     """Raises ``ValueError`` if a Flax layer passes one query and more than one key.
 
     With ``decode=True`` that layer caches keys and values, but does not pass on the
-    query's position or the earlier queries. For mechanisms that depend on these. They
-    have a parameter ``deterministic``, not None if a layer calls: Linen's layer passes
-    only keywords that a function names.
+    query's position or the earlier queries. Mechanisms that depend on these call this.
+    Their parameter ``deterministic`` is not None if a layer calls them: Linen's layer
+    passes only keywords that a function names.
     """
     if deterministic is not None and query.shape[1] == 1 < key.shape[1]:
         raise expected(
@@ -266,7 +266,7 @@ def refuse_without_gates(
 ) -> None:
     """Raises ``ValueError`` if a Flax layer calls a mechanism without its gates.
 
-    They depend on the input, and that layer has no projections for them. As in
+    Gates depend on the input, and that layer has no projections for them. As in
     `refuse_decoding`, ``deterministic`` is not None if a layer calls.
     """
     if deterministic is not None and all(gate is None for gate in gates):
@@ -347,9 +347,9 @@ def check_max_length(max_length: object, length: int) -> int:
 
 
 def of_jax(array: Any) -> Any:
-    """An array of numpy as one of jax; of other things nothing changes.
+    """A NumPy array as a jax array; anything else is unchanged.
 
-    Its float64 becomes float32, unless jax has 64 bits enabled.
+    float64 becomes float32, unless jax has 64 bits enabled.
     """
     return jnp.asarray(array) if isinstance(array, np.ndarray) else array
 

@@ -47,8 +47,8 @@ BestBy = Literal["accuracy", "loss"]
 Part = Literal["pretrain", "train"]
 
 LEAST_STEPS_OF_BUCKETS = 400
-"""With fewer steps, one length: 50 steps for each of eight, which is about what it
-costs on a CPU to compile the two programs of a length."""
+"""With fewer steps, one length: 50 steps for each of eight lengths, which cost about as
+much on a CPU as compiling the two programs of a length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +97,10 @@ class TrainConfig:
     """Global norm to which gradients are clipped; 0 = no clipping."""
     label_smoothing: Rate = 0.0
     """Share of each label that training spreads over all classes; the training loss
-    that is shown is that of the smoothed labels."""
+    shown is for the smoothed labels."""
     ema: Rate = 0.0
-    """Decay of an average of the parameters over the steps, without bias to the first
-    ones, which validation, the best checkpoint and the test use; 0 = no average."""
+    """Decay of an average of the parameters over the steps, without a bias to the first
+    ones. Validation, the best checkpoint and the test use it; 0 = no average."""
     mixup: NotNegative = 0.0
     """Image tasks: show mixtures of two images, with the labels of both; the parameter
     of the Beta distribution of their shares. 0 = none."""
@@ -130,7 +130,7 @@ class TrainConfig:
 
     @property
     def falls(self) -> int:
-        """A warm-up must end before this step, the end or where trapezoid decays."""
+        """The step before which a warm-up must end: the last, or trapezoid's decay."""
         return self.steps - self.steps // 5 * (self.schedule == "trapezoid")
 
     @property
@@ -178,9 +178,9 @@ class DataConfig:
     """How data are batched; tasks add the settings of their data."""
 
     buckets: str = "auto"
-    """Lengths to which batches are padded: auto (up to eight, or one in less than 400
-    steps, which would take less time than compiling eight), one (the longest example),
-    none (always max_length), or a list as in `768,1024,2000`."""
+    """Lengths to which batches are padded: auto (up to eight, or one in a run of less
+    than 400 steps, which takes less time than compiling eight), one (the longest
+    example), none (always max_length), or a list as in `768,1024,2000`."""
 
     packing: bool = False
     """Pack the examples of each training batch into rows of the longest bucket; each
@@ -462,8 +462,8 @@ class Config:
 
     @property
     def own_parts(self) -> dict[str, str]:
-        """The code of the user's own that this config names, by its flag; functions of
-        Optax are not."""
+        """The user's own code that this config names, by flag; Optax's functions do not
+        count."""
         named = {
             "--attention": self.attention,
             "--task": self.task,

@@ -49,7 +49,7 @@ class ControlData(StoredData):
     """Show the model the return to be reached; False is behaviour cloning."""
     acting: Literal["stream", "context"] = "stream"
     """stream: a state of constant size holds all earlier steps of the episode. context:
-    the last steps, as many as in training, are read anew at each step."""
+    the last steps, as many as in training, are read again at each step."""
     target: Finite | None = None
     """The return that an acting model is to reach; by default that of the best policy,
     or the published one for D4RL's data."""
@@ -74,7 +74,7 @@ _model = functools.partial(
     max_length=3_000,
     inputs="vectors",
     positions="none",
-    # Smaller ones would leave a norm of tokens no trace of a return's size.
+    # With smaller ones, no trace of a return's size would survive the norm of tokens.
     embed_std=1.0,
     is_causal=True,
 )

@@ -34,8 +34,8 @@ class FinetuneData(StoredData):
     an .npz file of token ids, see docs/own_data.md; or the IMDb reviews, whose archive
     is downloaded by default."""
     labels: Literal["classes", "multi", "numbers"] = "classes"
-    """Labels of tables: a class each; multi, any number of classes, as in `good,long`;
-    or numbers to predict. The arrays of an .npz file say it themselves."""
+    """Labels of tables. classes: one class each. multi: any number of classes, as in
+    `good,long`. numbers: numbers to predict. The arrays of an .npz file show which."""
     checkpoint: Name | None = None
     """A finished run of --task=mlm, or its model.safetensors; None = random weights."""
     seed: Count = 0

@@ -2,8 +2,8 @@
 
 Both are the hierarchical Flowformer with any mechanism: square patches, stages of twice
 the width after a convolution over 2 x 2 positions, learned positions in the first stage
-alone, the same number of heads in all, norms before attention and MLP, LayerScale on
-the MLP, and a linear layer after the mean over positions and its norm.
+only, the same number of heads in all, norms before attention and MLP, LayerScale on the
+MLP, and a linear layer after the mean over positions and its norm.
 
 small (default): the digits, 64 positions and then 16 of 8 x 8 pixels; two blocks 32
 wide and two of 64, 4 heads; AdamW at 2e-3 with a cosine, 500 steps of 64, 28 epochs.
@@ -11,10 +11,10 @@ wide and two of 64, 4 heads; AdamW at 2e-3 with a cosine, 500 steps of 64, 28 ep
 official: thuml/Flowformer, folder Flowformer_CV, on the code of DeiT: images of 224 in
 patches of 4, stages of 3, 3, 10 and 3 blocks, 96 to 768 wide, 12 heads; 43,311,304
 parameters with 1,000 classes. AdamW at 7.5e-4 for batches of 768, weight decay 0.05 on
-matrices alone, 5 epochs of warm-up and a cosine, 300 epochs of ImageNet's 1,281,167
+matrices only, 5 epochs of warm-up and a cosine, 300 epochs of ImageNet's 1,281,167
 images (1,668 steps each), gradients clipped at 1, drop path 0.2, label smoothing 0.1,
 mixup 0.8, cutmix 1, DeiT's average of the parameters (0.99996), bfloat16. Deviations:
-no random crops, flips, RandAugment and colour jitter: the middle of each picture is
+no random crops, flips, RandAugment or colour jitter: the middle of each picture is
 shown; the average is what is scored; the cosine ends at 0 and the warm-up begins there,
 where that code has 1e-5 and 1e-6; positions are decayed, too. ImageNet's validation
 images belong in a folder ``test``; without a folder ``valid``, a fifth of each class of

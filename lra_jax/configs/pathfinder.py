@@ -64,7 +64,7 @@ class PathfinderData(GeneratedData):
 
     @property
     def reader_arguments(self) -> dict[str, Any]:
-        """See the base class; the reader needs the names of the easier levels alone."""
+        """See the base class; the reader needs only the names of the easier levels."""
         settings = super().reader_arguments
         del settings["levels"]
         return settings | {"easier": tuple(name for name, _ in self._stages)}

@@ -53,7 +53,7 @@ def find_task(name: str, allow_code: bool = True) -> Any:
 
     Raises:
       ValueError: unknown name, where the error suggests the nearest one; or a task that
-        cannot be imported, is none, or is not allowed.
+        cannot be imported, is not a `Task`, or is not allowed.
     """
     if ":" not in name:
         return pkgutil.resolve_name(TASKS[known("--task", name, TASKS)])

@@ -56,7 +56,7 @@ _WORDS = ("s5", "a5")
 def rates(task: str) -> dict[str, tuple[float, ...]]:
     """The learning rates that the suite tries, by preset.
 
-    The quick suite is parity alone: on the other tests no mechanism leaves chance in
+    The quick suite is only parity: on the other tests no mechanism gets above chance in
     600 steps, so they would not tell mechanisms apart (results/suites/).
     """
     quick = {"quick": (5e-3,)} if task == "parity" else {}

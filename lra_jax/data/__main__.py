@@ -37,7 +37,7 @@ _HELP = (__doc__ or "").strip().replace("``", "'")
 
 @dataclasses.dataclass(frozen=True)
 class DataCommand:
-    """Which data."""
+    """The data."""
 
     task: str = "listops"
     """Task to which the data belong."""
@@ -61,14 +61,14 @@ class DataCommand:
 
 @dataclasses.dataclass(frozen=True)
 class SampleCommand(DataCommand):
-    """Which examples."""
+    """The examples."""
 
     split: Literal["train", "valid", "test"] = "train"
     """Split from which examples are drawn."""
     count: Size = 16
     """How many examples."""
     seed: Count = 0
-    """Which ones."""
+    """Seed for choosing them."""
     out: Name | None = None
     """Images: the PNG to write; by default TASK-SPLIT.png in the current folder."""
 

@@ -162,7 +162,7 @@ def _members(
 ) -> Iterator[tuple[str, IO[bytes]]]:
     kept: Any = tar
     for member in tar:
-        kept.members.clear()  # It would keep all of them, though each is small.
+        kept.members.clear()  # tarfile would keep all of them.
         content = tar.extractfile(member) if member.isreg() else None
         if content is not None:
             yield member.name.removeprefix("./"), content

@@ -1,4 +1,4 @@
-"""Files of the user: found, read and named."""
+"""Finds, reads and names the user's files."""
 
 import functools
 import hashlib

@@ -22,13 +22,13 @@ _HELD_OUT = 20  # One episode in this many for validation, and one for the test.
 class ControlDataset(SequenceDataset):
     """Windows of an environment's episodes, with the interface of a dataset.
 
-    A window is ``context`` steps of an episode, or a shorter one whole: in training all
-    of them, in validation and test those side by side. States are standardised by the
+    A window is ``context`` steps of an episode, or all of a shorter one. Training has
+    every window, validation and test those side by side. States are standardised by the
     training episodes, and returns are divided by the environment's scale.
 
     Args:
       name: name of the dataset.
-      environment: in which a model of it acts.
+      environment: the one in which its model acts.
       arrays: those of whole episodes, as `control_files.read` returns them.
       context: steps of a window.
       returns: False hides the returns.

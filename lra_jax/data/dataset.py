@@ -67,7 +67,7 @@ class SequenceDataset:
       metric: the score that chooses checkpoints and ranks runs, 1 at best: accuracy, or
         one of the task's own scores, such as r2.
       classes: the word of each label, in order; None if labels are numbers only.
-      several: whether an example has any number of the classes.
+      several: whether an example may have any number of classes.
       max_length: no sequence is longer than this.
       image_shape: rows and columns, if a sequence is an image; else None.
       step_parts: names of the tokens of a step, where tokens are real vectors.

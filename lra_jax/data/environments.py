@@ -93,8 +93,8 @@ class Pendulum(Environment):
 
 
 class Gymnasium(Environment):
-    """An environment of gymnasium, with one simulator an episode; if that or mujoco is
-    not installed, a ``ValueError``."""
+    """An environment of gymnasium, with one simulator per episode; a ``ValueError`` if
+    it or mujoco is not installed."""
 
     horizon, scale = 1_000, 1_000.0  # As in the code of Chen et al. 2021.
 

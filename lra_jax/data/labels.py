@@ -38,7 +38,7 @@ def names_of(label: str, kind: Kind) -> list[str]:
 def code_labels(
     dataset: SequenceDataset, kind: Kind, train: Sequence[Any]
 ) -> Callable[[Sequence[Any]], np.ndarray]:
-    """Says in a dataset what its labels are, as those of its training split show.
+    """Records in a dataset what its labels are, judging by its training split.
 
     Returns:
       ``(labels) -> array``: integers `[n]`, for ``multi`` 0 and 1 `[n, classes]`, for

@@ -173,7 +173,7 @@ def generate_by_length(
     vocab_size: int,
     num_classes: int,
 ) -> MemoryDataset:
-    """Generates a dataset whose test has other lengths than the training.
+    """Generates a dataset whose test lengths differ from its training lengths.
 
     Args:
       name, seed, vocab_size, num_classes: as of `generate`.

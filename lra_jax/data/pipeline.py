@@ -135,8 +135,8 @@ def train_iterator(
     return iter(steps.map(load).to_iter_dataset(options))
 
 
-# Ends the entropy of the generators of augmentation. It may not be 0: trailing zeros do
-# not count, so row 0 would have the generator that orders an epoch.
+# Ends the entropy of augmentation's generators. It must not be 0: trailing zeros do not
+# count, so row 0 would have the generator that orders an epoch.
 _AUGMENTATION = 2
 
 

@@ -1,6 +1,6 @@
 """Time series from files: the ``.ts`` format of the UEA and UCR archives, and ``.npz``.
 
-A ``.ts`` file has comments (``#``, ``%``), a header, and an example a line::
+A ``.ts`` file has comments (``#``, ``%``), a header, and one example per line::
 
     @problemName Vowels
     @timeStamps false

@@ -73,7 +73,7 @@ def examples(
 ) -> dict[str, tuple[int, Iterator[tuple]]]:
     """For each split its size, and its examples: sequences, and the label.
 
-    They are truncated to ``max_length``, or have to have it if ``exact``.
+    They are truncated to ``max_length``; if ``exact``, they must have that length.
 
     Raises:
       ValueError: files of a split differ in their number of lines, or have none; while

@@ -1,4 +1,4 @@
-"""Calls on several devices of which each computes its own samples.
+"""Calls on several devices, each of which computes its own samples.
 
 The compiler cannot split the call of a kernel, nor some operations of its own, such as
 a Fourier transform, but samples are independent. So on a mesh of ``jax.set_mesh`` whose
@@ -34,7 +34,7 @@ def parts(batch: int) -> int | None:
         return 1
     count = mesh.shape.get(_AXIS, 0)
     splits = count == mesh.size and batch % count == 0
-    # Of explicit axes the arrays may be split in other ways.
+    # Along explicit axes, arrays may be split in other ways.
     return count if splits and set(mesh.axis_types) == {AxisType.Auto} else None
 
 

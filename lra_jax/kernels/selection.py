@@ -29,7 +29,7 @@ _CHUNKS = {"tpu": 16, "gpu": 64}
 # B T N from which "auto" has kernels compiled for the CPU.
 _CPU_POSITIONS = 1 << 12
 # H from which the CPU's kernels of non-causal Flow are faster: a position costs them
-# the same however narrow it is.
+# the same, however narrow its head.
 _CPU_FLOW_WIDTH = 16
 # B T N from which non-causal forms are faster by kernels on a Hopper GPU; cosFormer's
 # always is.

@@ -78,9 +78,9 @@ class MultiHeadAttention(nnx.Module):
       use_bias: biases in the four projections.
       dtype: dtype of the computation; parameters are float32.
       layer: index of the layer in its model, from 0. A mechanism's initial arrays may
-        depend on it, and on ``num_layers``. In a mechanism with a memory, as Luna, all
-        but the first layer take that of the previous layer, and all but the last give
-        one (`attend`), unless they are causal.
+        depend on it, and on ``num_layers``. In a mechanism with a memory, such as Luna,
+        all but the first layer take that of the previous layer, and all but the last
+        give one (`attend`), unless they are causal.
       num_layers: number of layers of the model.
       own_parameters: False for a layer that uses another layer's arrays for its
         mechanism (layerwise sharing); then every call needs ``parameters``.
@@ -219,7 +219,7 @@ class MultiHeadAttention(nnx.Module):
     def _make_memory(
         self, layer: int, num_layers: int, use_bias: bool, rngs: nnx.Rngs
     ) -> None:
-        """The layers that take the previous layer's memory, and give the next one's."""
+        """The layers that take the previous layer's memory, and make the next one's."""
         carries = self.mechanism.memory is not None and not self.is_causal
         gives = carries and layer < num_layers - 1
         heads, width = self.num_heads, self.in_features

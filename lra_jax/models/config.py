@@ -109,7 +109,7 @@ class ModelConfig:
     one for the column; for images. rotary: queries and keys are rotated instead. Or
     your own package.module:function, whose vectors are added."""
     activation: Activation = "gelu"
-    """Of a dense MLP."""
+    """Activation of a dense MLP."""
     norm: Norm = "layer"
     """Normalisation in the encoder. layer: each position alone. instance: each column
     over the sequence, for images that are mostly background; not with mean pooling.
@@ -129,9 +129,9 @@ class ModelConfig:
     dropout: Rate = 0.1
     """Dropout on embeddings, on attention outputs and in the MLP."""
     input_dropout: Rate | None = None
-    """The rate on embeddings; None = that of dropout."""
+    """Dropout on embeddings; None = the rate of dropout."""
     mlp_dropout: Rate | None = None
-    """The rate after the activation of the MLP; None = that of dropout."""
+    """Dropout after the activation of the MLP; None = the rate of dropout."""
     drop_path: Rate = 0.0
     """Rate at which the last block's branches are left out, each for whole examples;
     that of the others rises linearly from 0 in the first."""
@@ -160,11 +160,11 @@ class ModelConfig:
     `features=256/128` sets a different value for each block."""
     pooling: Pooling = "mean"
     """mean: average over the real tokens. cls: a learned vector in front of them.
-    first: the first token's row, as in LRA's encoder of pairs. last: the last real
-    token's. attention: four averages with learned weights. ends: first and last."""
+    first, last: the first token's row, or the last real one's. ends: both. attention:
+    four averages with learned weights. attention+ends: all six. flatten: all rows."""
     head: Head = "mlp"
-    """Of a classifier. mlp: a hidden layer with a ReLU. linear: LayerNorm after the
-    pooling, in place of the encoder's last norm, and one layer."""
+    """Head of a classifier. mlp: a hidden layer with a ReLU. linear: LayerNorm after
+    the pooling, in place of the encoder's last norm, and one layer."""
     padding: Padding = "lengths"
     """lengths: exact. zeros: LRA's rule that every token with id 0 is padding, so that
     black pixels vanish; for comparison with LRA's code."""
@@ -194,7 +194,7 @@ class ModelConfig:
             object.__setattr__(self, field.name, value)
 
     def check(self) -> None:
-        """Refuses settings that would silently compute something else than they say.
+        """Refuses settings that would silently compute something other than they say.
 
         Raises:
           ValueError: a setting of another type or range, or a combination.

@@ -467,8 +467,8 @@ def _make_residual(
 def make_attention(
     config: ModelConfig, index: int, rngs: nnx.Rngs
 ) -> MultiHeadAttention:
-    """The attention of a block, counted from 0; an error of a hybrid's other mechanism
-    says so."""
+    """The attention of a block, counted from 0; an error from a hybrid's other
+    mechanism says so."""
     mechanism, stage = config.block_mechanism(index), config.at(index)
     try:
         return MultiHeadAttention(

@@ -1,8 +1,8 @@
 """Padding anywhere in a row: real tokens move to the front of it, and back.
 
-In between, a row is what it would be alone with padding after it, so whatever a model
-makes of positions, from a table to a window or a learned projection of them, padding in
-front changes nothing.
+In between, a row is what it would be alone with padding after it, so padding in front
+changes nothing, whether a model uses positions in a table, a window or a learned
+projection.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""The parts of a model, or of its training, chosen by name or a user's own.
+"""The parts of a model, or of its training: chosen by name, or a user's own.
 
 Every part, built in or not, is made by a class or a function:
 
@@ -36,7 +36,7 @@ def make_part(
     kind: type = object,
     offers: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Makes the part that a setting names: one of ``parts``, or of the user's own.
+    """Makes the part that a setting names: one of ``parts``, or the user's own.
 
     Args:
       setting: for errors.

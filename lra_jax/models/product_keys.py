@@ -146,7 +146,7 @@ class ProductKeyMemory(nnx.Module):
 def _read(
     values: jax.Array, weights: jax.Array, chosen: jax.Array, *, dtype: Any
 ) -> jax.Array:
-    """The weighted sums `[P, D]` of the chosen values, so many positions at a time."""
+    """The weighted sums `[P, D]` of the chosen values, some positions at a time."""
 
     @jax.checkpoint
     def read(part: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -159,7 +159,7 @@ def _read(
     parts = -(-count // _TOGETHER) if isinstance(count, int) else 1
     size = -(-count // parts)
     fill = [(0, parts * size - count), (0, 0)]
-    # Every so many positions, because a loop over neighbours would gather those of all
+    # Positions at even intervals: a loop over neighbours would gather those of all
     # devices on each.
     cut = [
         jnp.moveaxis(jnp.pad(a, fill).reshape(size, parts, a.shape[1]), 1, 0)

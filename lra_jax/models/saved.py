@@ -319,7 +319,7 @@ class Description(NamedTuple):
 
 
 def read_description(run_or_file: str | os.PathLike[str]) -> Description:
-    """Reads what is beside the arrays of a model; errors as of `load`."""
+    """Reads what is next to the arrays of a model; errors are those of `load`."""
     path = expand_home(run_or_file, "run")
     if not path.exists():
         needed = f"a run directory with {FILE}, or NAME.safetensors"
@@ -367,7 +367,7 @@ def is_known(model: nnx.Module) -> bool:
 
 
 def describe(model: Any) -> dict[str, Any]:
-    """Everything about a model but its arrays, as JSON values; errors as of `save`."""
+    """Everything about a model but its arrays, as JSON; errors are those of `save`."""
     sizes, config = own_sizes(model), model.encoder.config
     settings = {x.name: getattr(config, x.name) for x in dataclasses.fields(config)}
     settings["mechanism"] = _spell(config.mechanism)

@@ -190,8 +190,8 @@ def add_up(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> Sums:
 def encoder_config(
     config: Config, image_shape: tuple[int, int] | None = None, channels: int = 1
 ) -> ModelConfig:
-    """The encoder of a run, for images of this shape and so many values a pixel if the
-    task has any.
+    """The encoder of a run; for images, of this shape and with this many values per
+    pixel.
 
     Raises:
       ValueError: see `ModelConfig.check`.

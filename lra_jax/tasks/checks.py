@@ -1,6 +1,6 @@
-"""Refuses runs that would compute something else than was asked, in silence.
+"""Refuses runs that would silently compute something other than what was asked.
 
-Whatever else is wrong raises by itself, where it is used.
+Anything else that is wrong raises an error where it is used.
 """
 
 import warnings
@@ -99,8 +99,8 @@ def _check_split(config: Config, task: Task) -> None:
 
 def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
     """Refuses settings of training that do not fit the labels. Except for language
-    models, also refuses files of the user whose validation split is their test split,
-    in the same order: the best checkpoint would be chosen on it.
+    models, also refuses a user's files whose validation split is their test split, in
+    the same order: the best checkpoint would be chosen on it.
 
     `check_config` has accepted the config.
 

@@ -66,7 +66,7 @@ class Progress(NamedTuple):
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Raises `OSError` unless a folder's disk has room for so many bytes of arrays.
+    """Raises `OSError` unless a folder's disk has room for this many bytes of arrays.
 
     On a full disk Orbax would leave parts, and messages of its own.
     """

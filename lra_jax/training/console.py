@@ -29,7 +29,7 @@ def format_seconds(seconds: float) -> str:
 
 
 class _Console(Console):
-    """A console that notes when its output is closed or full; more of it is lost."""
+    """A console that notes when its output is closed or full, and then drops it."""
 
     broken = False
 
@@ -39,7 +39,7 @@ class _Console(Console):
 
 
 class RunConsole:
-    """Prints the progress of a run of so many steps.
+    """Prints the progress of a run.
 
     Attributes:
       start: the step from which this process resumes; set it before entering.

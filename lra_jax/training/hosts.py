@@ -20,7 +20,7 @@ from lra_jax.errors import expected, first_line
 
 Result = TypeVar("Result")
 
-# JAX ends all processes after one has given no sign of life for this long.
+# JAX ends all processes when one has given no sign of life for this long.
 _HEARTBEAT_SECONDS = 30
 # How long the processes wait for one another at the start.
 START_SECONDS = 300

@@ -133,7 +133,7 @@ def kept_metrics(workdir: Path, step: int, validated: bool) -> list[dict[str, An
 
 
 def missing_reports(lines: Iterable[Mapping[str, Any]], steps: int, every: int) -> str:
-    """In words, how many reports are missing of so many steps; empty if none."""
+    """In words, how many reports of a run's steps are missing; empty if none."""
     kept = {line["step"] for line in lines if line["split"] in _REPORTS}
     lost = [done for done in range(every, steps + 1, every) if done not in kept]
     if not lost:

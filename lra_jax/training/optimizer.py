@@ -93,8 +93,8 @@ def make_optimizer(
     Weight decay is decoupled for all of them. Without ``decay_vectors``, it skips
     arrays of one axis and norms' scales.
 
-    Any other function than Adam's is called as ``function(schedule, **options)``, and
-    returns a `optax.GradientTransformation` that includes the learning rate. Its
+    Any function other than Adam's is called as ``function(schedule, **options)``, and
+    returns an `optax.GradientTransformation` that includes the learning rate. Its
     parameter ``labels``, if it has one, gets `label_parameters`, and ``weight_decay``
     gets 0 unless it is among the options.
 

@@ -19,7 +19,7 @@ class Profile:
     def step(self, last: jax.Array) -> None:
         """Call this before each step that is already compiled.
 
-        ``last`` is a result of the step before, which may still be computed.
+        ``last`` is a result of the step before, which may still be running.
         """
         if self._folder is None:
             return

@@ -107,7 +107,7 @@ def _compiler_options() -> dict[str, str] | None:
     """On a CPU, XLA orders the operations of a step so that they need little memory.
 
     Its default keeps more of them ready to run at once, which takes up to a quarter
-    more memory for the same time within 3 % on two cores (docs/performance.md).
+    more memory for the same time, within 3 %, on two cores (docs/performance.md).
     """
     if jax.default_backend() != "cpu":
         return None

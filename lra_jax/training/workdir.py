@@ -5,7 +5,7 @@ config.json      the resolved config, and the fingerprint of the data; first_ste
                  the digest of a model that fine-tuning started from
 metrics.jsonl    one line for each report
 checkpoints/     latest and best
-code/            the source of an attention of the user's own
+code/            the source of the user's own parts
 profile/         a trace of ten steps, with --profile
 curves.png       at the end
 events/          TensorBoard, if tensorboardX is installed

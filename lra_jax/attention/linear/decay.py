@@ -48,7 +48,7 @@ def check_slopes(
 def kernel_refusal(call: Call, slopes: Slopes | None) -> kernels.Refusal | None:
     """The argument that kernels do not support; None = they support all.
 
-    They have no gradient of the slopes, so these have to be known.
+    Kernels have no gradient of the slopes, so the slopes must be known.
     """
     if isinstance(slopes, jax.core.Tracer):
         return "slopes", "known numbers, because they get no gradient", "a tracer"

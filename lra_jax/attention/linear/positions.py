@@ -16,7 +16,7 @@ MaxLength = int | np.integer | jax.Array | np.ndarray | None
 
 
 class Positions(NamedTuple):
-    """The positions of a call, and what exceeds them."""
+    """The positions of a call, and M, which exceeds them."""
 
     position: np.ndarray | jax.Array  # [1 or B, T]; of queries or keys, the longer
     max_length: int | jax.Array  # M, or one per sample, [B]

@@ -228,7 +228,7 @@ def _check_window(projection: str, window: int | None, key: Any, value: Any) -> 
 def _attend(
     call: Call, keys: jax.Array, values: jax.Array, live: jax.Array | None
 ) -> jax.Array:
-    """Softmax attention over the live ones of K slots, in the slots' dtype."""
+    """Softmax attention over those of K slots that are live, in the slots' dtype."""
     query, precision = call.query, call.precision
     keys, values = (inputs.match_heads(x, query.shape[2]) for x in (keys, values))
     logits = jnp.einsum(

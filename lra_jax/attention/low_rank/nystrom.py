@@ -145,7 +145,7 @@ def _attend(
     invert: Callable[[jax.Array], jax.Array] | None,
     precision: jax.lax.PrecisionLike,
 ) -> jax.Array:
-    """The product of the three matrices and the values, or without ``invert`` of one.
+    """The three matrices times the values; without ``invert``, softmax attention.
 
     Arrays are `[B, N, T, ...]`, with queries already scaled.
     """

@@ -263,7 +263,7 @@ def hgrn_attention(
 
 
 def _first_passed(**arguments: Any) -> kernels.Refusal | None:
-    """The first argument that is not None, and that it should be."""
+    """Refuses the first argument that is not None; None if there is none."""
     for name, x in arguments.items():
         if x is not None:
             return name, "None", f"{x}" if name == "grid" else "an array"

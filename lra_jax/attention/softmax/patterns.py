@@ -51,8 +51,8 @@ class Pattern:
     Attributes:
       size: C, positions of a block of queries.
       sets: from keys and values to the sets of keys that each block sees.
-      global_runs: from keys and values to runs of positions, all the same for the
-        heads, whose queries see every position instead.
+      global_runs: from keys and values to runs of positions, the same for all heads,
+        whose queries see every position instead.
     """
 
     size: int

@@ -77,7 +77,7 @@ def reformer_attention(
         are zero.
       is_causal: must be False; there is no causal form.
       segment_ids: as in `linear_attention`, but documents are computed one by one;
-        each is as it is alone if ``num_buckets`` or ``max_length`` is given.
+        each gives what it would alone if ``num_buckets`` or ``max_length`` is set.
       max_length: determines ``num_buckets`` or ``chunk`` if one is None; None = T.
       chunk: C; None = max_length / num_buckets, rounded up.
       num_hashes: R, the number of rounds.

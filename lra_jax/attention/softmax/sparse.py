@@ -55,8 +55,7 @@ def sparse_attention(
 
     Args:
       query, key, value, mask, is_causal, segment_ids: as in `local_attention`. Padding
-        is exact on the right, and packed documents are as each alone, if `stride` or
-        `max_length` is given.
+        on the right and packed documents are exact if `stride` or `max_length` is set.
       max_length: determines the stride if that is None; None = T.
       pattern: "strided" or "fixed".
       stride: l; None = sqrt(max_length), rounded up.

@@ -19,7 +19,7 @@ from lra_jax.data.dataset import SPLITS
 from lra_jax.errors import expected
 from lra_jax.files import read_bytes, walk_links
 
-# For validation and for test, each.
+# The share of validation, and of the test.
 _SHARE = 0.03
 # More than this is worth a warning.
 _LARGE_SHARE = 0.2
@@ -85,7 +85,7 @@ def of_path(path: str, pattern: str = "*") -> Corpus:
 def folders(
     root: Path, leave_out: Iterable[str] = ()
 ) -> Iterator[tuple[Path, list[str]]]:
-    """Each folder below one, itself included, and its files; without hidden ones.
+    """Each folder in a tree, its root included, and its files; hidden ones are skipped.
 
     Args:
       root: the folder.

@@ -55,7 +55,7 @@ def read(file: Path, kind: Kind) -> Texts:
     """The texts of a table.
 
     Raises:
-      ValueError: it is no table, or a label is not of this kind; names the line.
+      ValueError: it is not a table, or a label is not of this kind; names the line.
     """
     rows = _rows_of_csv if file.suffix == ".csv" else _rows_of_tsv
     lines = rows(file, _text(file))

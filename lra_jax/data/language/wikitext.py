@@ -80,7 +80,7 @@ def _place(root: Path) -> Path:
 
 
 def _files(names: Container[str]) -> dict[str, str] | None:
-    """The file of each split, in the form of which there is any."""
+    """The file of each split, in the first form of which a file exists."""
     return next((x for x in _FORMS if any(y in names for y in x.values())), None)
 
 

@@ -1,14 +1,14 @@
 """MAD's fuzzy in-context recall (Poli et al. 2024, arXiv:2403.17844).
 
-In-context recall (`lra_jax.data.suites.recall`) where keys and values are *motifs* of
-one to three distinct tokens. Nothing marks where a motif ends, but keys and values use
+In-context recall (`lra_jax.data.suites.mad`) where keys and values are *motifs* of one
+to three distinct tokens. Nothing marks where a motif ends, but keys and values use
 separate tokens. In a test every key has the full size. The last pair repeats an earlier
 key, and the sequence is padded on the left with the last token of the vocabulary. A
 model predicts the next token: every one in training, in a test those of values whose
 key has occurred before.
 
-Source: athms/mad-lab, mad/data/instances.py, with several queries. There the key of the
-last pair may not occur before it, if its place lies too far back.
+Source: athms/mad-lab, mad/data/instances.py, with several queries. There, if its place
+is too far back, the key of the last pair may be missing before it.
 """
 
 import itertools

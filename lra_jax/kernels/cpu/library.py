@@ -67,7 +67,7 @@ def _load() -> str | None:
         for name in CALLS:
             capsule = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(name, capsule, platform="cpu")
-    # Whatever is wrong with compiler or folders, the XLA form is right.
+    # Whatever is wrong with compiler or folders, the XLA form works.
     except (
         OSError,
         AttributeError,
@@ -135,7 +135,7 @@ def _compile() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "lra_jax" / "kernels"
     library = folder / f"{name}.so"
-    if library.exists():  # Also where nothing can be written.
+    if library.exists():  # Works even where nothing can be written.
         return library
     folder.mkdir(parents=True, exist_ok=True)
     with files.lock(folder / f"{name}.lock"):
