@@ -152,6 +152,12 @@ def test_a_signal_ends_the_sweep(tmp_path, monkeypatch):
         start("exit 143")
     assert stop.value.code == 128 + signal.SIGTERM
     assert start("kill -9 $$") == -9 and start("exit 3") == 3
+    # One to the command alone is passed on.
+    told = tmp_path / "told"
+    steps = f"trap 'touch {told}; exit 0' INT", "kill -INT $PPID", "sleep 1 & wait"
+    with pytest.raises(runs.Stopped) as stop:
+        start("; ".join(steps))
+    assert stop.value.code == 128 + signal.SIGINT and told.exists()
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
