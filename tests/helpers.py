@@ -6,6 +6,7 @@ The functions below are also named on command lines, as in ``helpers:values_only
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from flax import nnx
 
 from lra_jax.attention import Mechanism
 from lra_jax.configs import Config, get_preset
+from lra_jax.models import saved
 from lra_jax.models.norms import BatchNorm
 from lra_jax.training.console import RunConsole
 from lra_jax.training.result import Result
@@ -127,6 +129,28 @@ def steps_resumed(session: Session) -> list[int]:
 
     session.console.line = line
     return steps
+
+
+def resume(config: Config, step: int) -> Session:
+    """Ends a copy of a finished run, as if that had been killed after a checkpoint.
+
+    Its model is the same to the last bit.
+    """
+    workdir = Path(str(config.workdir))
+    copy = workdir.with_name(f"{workdir.name}-again")
+    shutil.copytree(workdir, copy)
+    (copy / "result.json").unlink()
+    for folder in (copy / "checkpoints" / "latest").iterdir():
+        if int(folder.name) > step:
+            shutil.rmtree(folder)
+    written = (copy / saved.FILE).read_bytes()
+    (copy / saved.FILE).unlink()
+    with Session(config.replace(workdir=str(copy)), quiet=True) as session:
+        begun = steps_resumed(session)
+        session.run()
+    assert begun == [step]
+    assert (copy / saved.FILE).read_bytes() == written
+    return session
 
 
 def flags(config: Config) -> list[str]:

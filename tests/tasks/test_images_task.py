@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import helpers
 import jax
 import numpy as np
 import pytest
@@ -81,25 +82,18 @@ def test_a_run(pictures, tmp_path, capsys):
     assert "images" in (tmp_path / "report" / "report.md").read_text()
 
 
-def test_resumed_bit_for_bit(pictures, tmp_path):
-    constant = TRAIN | {"schedule": "constant"}
-    for workdir, stops in (("once", [4]), ("twice", [2, 4])):
-        for steps in stops:
-            run = config(pictures, workdir=workdir, attention="cosformer")
-            train.run(run.replace(train=constant | {"steps": steps}), quiet=True)
-    once, twice = (tmp_path / x / "model.safetensors" for x in ("once", "twice"))
-    assert once.read_bytes() == twice.read_bytes()
-
-
-def test_own_attention(pictures, tmp_path, monkeypatch):
+def test_own_attention_is_resumed_bit_for_bit(pictures, tmp_path, monkeypatch):
+    """With the same mixtures of images."""
     (tmp_path / "image_mean.py").write_text(
         "import jax.numpy as jnp\n"
         "def average(query, key, value):\n"
         "    return jnp.broadcast_to(value.mean(1, keepdims=True), value.shape)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    result = train.run(config(pictures, attention="image_mean:average"), quiet=True)
+    run = config(pictures, attention="image_mean:average")
+    result = train.run(run, quiet=True)
     assert result["attention"] == "image_mean:average"
+    helpers.resume(run, 2)
 
 
 def test_data_in_words_and_as_a_sheet(pictures, tmp_path, capsys):

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,17 +120,12 @@ def test_a_run_of_numbers(numbers, capsys):
 
 def test_the_official_preset_is_resumed_bit_for_bit(classes, capsys):
     """And chooses on the test split."""
-    constant = TRAIN | {"schedule": "constant"}
-    for workdir, stops in (("once", [4]), ("twice", [2, 4])):
-        for steps in stops:
-            run = config(classes, preset="official", workdir=workdir)
-            result = train.run(run.replace(train=constant | {"steps": steps}))
-            assert result["validation"] == "test"
-            assert "chosen on the test split itself" in capsys.readouterr().out
+    run = config(classes, preset="official")
+    assert train.run(run)["validation"] == "test"
+    assert "chosen on the test split itself" in capsys.readouterr().out
+    helpers.resume(run, 2)
     report.main([str(classes), f"--out={classes / 'report'}"])
     assert "series" in (classes / "report" / "report.md").read_text()
-    once, twice = (classes / x / "model.safetensors" for x in ("once", "twice"))
-    assert once.read_bytes() == twice.read_bytes()
 
 
 def test_numbers_have_no_labels_to_smooth(numbers):

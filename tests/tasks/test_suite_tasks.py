@@ -1,6 +1,5 @@
 """Tests of recall and state tracking as tasks: small models that solve tiny ones."""
 
-import signal
 from typing import Any
 
 import helpers
@@ -18,10 +17,8 @@ from lra_jax.reports import exports
 from lra_jax.reports.runs import group_runs, read_runs
 from lra_jax.tasks import get_task
 from lra_jax.tasks.base import classification_loss, sum_losses
-from lra_jax.training import Interrupted
 from lra_jax.training.console import RunConsole
 from lra_jax.training.restore import predictions
-from lra_jax.training.session import Session
 from lra_jax.training.trainer import Trainer
 
 TRAIN = {"batch_size": 32, "eval_batch_size": 32, "warmup": 10, "log_every": 20}
@@ -76,30 +73,17 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path):
     model = {"max_length": 16, "is_causal": False, "positions": "learned"}
     times = {"steps": 12, "eval_every": 4, "batch_size": 16, "log_every": 4}
 
-    def config(name):
-        return tiny("mqar", "linear", tmp_path / name, data=data, model=model, **times)
-
-    whole = train.run(config("whole"), quiet=True)
-    with Session(config("cut"), quiet=True) as session:
-        advance = session.console.advance
-
-        def stop(step):
-            advance(step)
-            if step == 6:
-                signal.raise_signal(signal.SIGTERM)
-
-        session.console.advance = stop
-        with pytest.raises(Interrupted) as caught:
-            session.run()
-    assert caught.value.step == 6
-    again = train.run(config("cut"), quiet=True)
+    config = tiny("mqar", "linear", tmp_path / "run", data=data, model=model, **times)
+    whole = train.run(config, quiet=True)
+    session = helpers.resume(config, 8)
+    cut, again = str(session.workdir), session.run().to_dict()
     for name in ("test_loss_best", "test_loss_last", "test_accuracy_by_length"):
         assert again[name] == whole[name]
     assert set(again["test_accuracy_by_length"]) == {"16/2", "16/3"}
-    scored = evaluate.run(evaluate.EvaluateConfig(workdir=str(tmp_path / "cut")))
+    scored = evaluate.run(evaluate.EvaluateConfig(workdir=cut))
     assert scored["accuracy"] == pytest.approx(whole["test_accuracy_best"])
     parts = whole["test_accuracy_by_length"]
-    place = {"workdir": str(tmp_path / "cut")}
+    place = {"workdir": cut}
     scored = evaluate.run(evaluate.EvaluateConfig(**place, split="16/3"))
     assert (scored["accuracy"], scored["examples"]) == (parts["16/3"], 20)
     with pytest.raises(ValueError, match=r"--split: expected one of .*, 16/3, got"):

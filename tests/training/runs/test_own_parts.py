@@ -15,7 +15,6 @@ from flax import nnx
 
 from lra_jax import cli, evaluate, models, report, train
 from lra_jax.configs import registry
-from lra_jax.training import Interrupted, fit
 from lra_jax.training.session import Session
 from lra_jax.training.trainer import Trainer
 
@@ -23,18 +22,12 @@ TRAIN = {"steps": 10, "eval_every": 5, "log_every": 5, "warmup": 2}
 
 
 def train_twice(config: Any, tmp_path: Any) -> tuple[Trainer, Any]:
-    """Runs to the end at once, and in two sessions, with the same bits."""
-    with Session(config.replace(workdir=str(tmp_path / "whole")), quiet=True) as whole:
-        result = whole.run()
-    again = config.replace(workdir=str(tmp_path / "again"))
-    with Session(again, quiet=True) as first, pytest.raises(Interrupted):
-        fit(first.trainer, helpers.Closed(20, quiet=True))
-    with Session(again, quiet=True) as second:
-        begun = helpers.steps_resumed(second)
-        second.run()
-    assert begun == [7]
-    helpers.assert_equal_trees(second.trainer.state, whole.trainer.state)
-    return whole.trainer, result
+    """Runs to the end, and there again from the middle, with the same bits."""
+    with Session(config.replace(workdir=str(tmp_path / "run")), quiet=True) as run:
+        result = run.run()
+    second = helpers.resume(run.config, 5)
+    helpers.assert_equal_trees(second.trainer.state, run.trainer.state)
+    return run.trainer, result
 
 
 def test_averages_are_scored_kept_and_resumed(data_dir, tmp_path) -> None:
@@ -53,7 +46,7 @@ def test_averages_are_scored_kept_and_resumed(data_dir, tmp_path) -> None:
         ("last", result.test_loss_last),
         ("best", result.test_loss_best),
     ):
-        again = evaluate.EvaluateConfig(str(tmp_path / "again"), checkpoint=which)
+        again = evaluate.EvaluateConfig(str(tmp_path / "run-again"), checkpoint=which)
         assert evaluate.run(again)["loss"] == loss_then
 
 
@@ -86,7 +79,7 @@ def test_a_run_of_ones_own_parts(tmp_path, monkeypatch) -> None:
     assert type(block).__name__ == "Parallel"
     assert block.mlp.inner.kernel.shape == (16, 3 * 16)
     assert np.isfinite(np.asarray(model.encoder.positions(9))).all()
-    folder = tmp_path / "again"
+    folder = tmp_path / "run-again"
     assert (folder / "code" / "my_parts.py").read_text() == PARTS
     assert json.loads((folder / "config.json").read_text())["task"] == TASK
 
