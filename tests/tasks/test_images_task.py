@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from lra_jax import analyze, evaluate, models, report, train
+from lra_jax import analyze, evaluate, models, train
 from lra_jax.configs import get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.models.layers import Dense
@@ -78,8 +78,6 @@ def test_a_run(pictures, tmp_path, capsys):
     assert np.shape(drawn["values"]) == (2, 4) and np.shape(drawn["tokens"]) == (64, 3)
     with pytest.raises(ValueError, match="expected blocks of one length and width"):
         analyze.run(analyze.Spectrum(workdir=str(tmp_path / "run")))
-    report.main([str(tmp_path), f"--out={tmp_path / 'report'}"])
-    assert "images" in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_own_attention_is_resumed_bit_for_bit(pictures, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from lra_jax import evaluate, models, report, train
+from lra_jax import evaluate, models, train
 from lra_jax.configs import get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data import series_files
@@ -124,8 +124,6 @@ def test_the_official_preset_is_resumed_bit_for_bit(classes, capsys):
     assert train.run(run)["validation"] == "test"
     assert "chosen on the test split itself" in capsys.readouterr().out
     helpers.resume(run, 2)
-    report.main([str(classes), f"--out={classes / 'report'}"])
-    assert "series" in (classes / "report" / "report.md").read_text()
 
 
 def test_numbers_have_no_labels_to_smooth(numbers):

@@ -10,7 +10,7 @@ from lra_jax.configs import get_preset
 pytestmark = pytest.mark.slow
 
 TRAIN = {
-    **{"steps": 60, "batch_size": 8, "eval_batch_size": 8, "eval_every": 20},
+    **{"steps": 60, "batch_size": 8, "eval_batch_size": 8, "eval_every": 60},
     **{"warmup": 5, "learning_rate": 1e-2, "schedule": "cosine", "log_every": 20},
 }
 MODEL = {"num_layers": 1, "embed_dim": 16, "num_heads": 2, "qkv_dim": 16, "mlp_dim": 16}

@@ -35,7 +35,7 @@ def finished(data_dir, tmp_path_factory):
 def foreign(data_dir, tmp_path_factory):
     """A run of the same model with another seed, as far as that one went."""
     workdir = tmp_path_factory.mktemp("foreign") / "run"
-    config = helpers.tiny(data_dir, workdir, seed=1)
+    config = helpers.tiny(data_dir, workdir, seed=1, train={"eval_every": 40})
     with Session(config, quiet=True) as session:
         session.run()
     return session
