@@ -2,8 +2,8 @@
 
 The folder holds ``accelerator.json`` and ``accelerator.md``, rewritten after each part,
 and ``parts/`` with files of the parts' processes: their logs, the references, the runs.
-A part that is done, or has nothing to do on this device, is not repeated; a training
-that was cut short resumes from its last checkpoint.
+A part that is done is not repeated; a training that was cut short resumes from its last
+checkpoint.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from lra_jax.errors import expected
 from lra_jax.files import expand_home, lock, read_json, write_json
 
 _NAME = "accelerator"
-_ENDED_WELL = ("done", "skipped")
 # The same for all parts of one page.
 _IDENTITY = ("commit", "device", "versions", "settings")
 # Settings of a training with --quick.
@@ -100,9 +99,8 @@ class Accelerator:
             outcomes = self._begin()
             say(self.values["device"])
             for part in parts.PARTS:
-                before = outcomes.get(part.name, {}).get("status")
-                if before in _ENDED_WELL:
-                    say(f"{part.name}: {before} before")
+                if outcomes.get(part.name, {}).get("status") == "done":
+                    say(f"{part.name}: done before")
                     continue
                 say(f"{part.name}: up to {part.seconds:g} s ...")
                 outcomes[part.name] = self._do(part)
@@ -112,11 +110,7 @@ class Accelerator:
     @property
     def failed(self) -> list[str]:
         """The parts that did not succeed."""
-        return [
-            part["name"]
-            for part in self.values["parts"]
-            if part["status"] not in _ENDED_WELL
-        ]
+        return [x["name"] for x in self.values["parts"] if x["status"] != "done"]
 
     def _begin(self) -> dict[str, Any]:
         """Finds out which device there is; returns the outcomes of parts done on it."""
@@ -165,12 +159,9 @@ class Accelerator:
         results = json.loads(file.read_text("utf-8")) if file.exists() else {}
         if part.task is not None:
             results = {name: results[name] for name in _OF_A_RUN if name in results}
-        status = "done" if reason is None else "failed"
-        if "skipped" in results:
-            status, reason = "skipped", results.pop("skipped")
         return {
             "name": part.name,
-            "status": status,
+            "status": "done" if reason is None else "failed",
             "reason": reason,
             "seconds": round(time.monotonic() - start, 1),
             "limit_seconds": part.seconds,

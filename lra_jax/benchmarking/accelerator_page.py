@@ -14,7 +14,12 @@ from lra_jax.reports.table import Table
 
 Row = dict[str, Any]
 
-_TITLES = {part.name: part.title for part in PARTS}
+_TITLES = {part.name: part.title for part in PARTS} | {
+    # Of earlier versions, whose pages are in results/accelerator.
+    "kernels": "Errors of the Pallas kernels",
+    "kernel-times": "Times of the kernels",
+    "kernel-times-causal": "Times of the causal kernels",
+}
 
 
 def outcome(part: Row) -> str:
@@ -94,13 +99,15 @@ def _error_lines(rows: Sequence[Row], dtypes: Sequence[str]) -> list[list[str]]:
 def _kernels(results: Row) -> Section:
     """The time of the XLA form divided by that of the kernel."""
     rows = _rows_of(results, "kernel-times", "kernel-times-causal")
+    rows = rows or _rows_of(results, "times", "times-causal")
     lines, every = [], Grid(rows)
     for line, grid in _grids(rows).items():
         for subject in grid.names:
             name, _, implementation = subject.partition("[implementation=")
             if implementation == "pallas]":
-                text = functools.partial(_faster, grid, f"{name}[implementation=xla]")
-                cells = grid.cells(subject, text)
+                xla = f"{name}[implementation=xla]"
+                base = xla if xla in grid.names else name
+                cells = grid.cells(subject, functools.partial(_faster, grid, base))
                 lines.append((name, form(line[0]), *line[1:], *cells))
     text = (
         "Milliseconds of the kernel by the number of tokens; in brackets, the time "

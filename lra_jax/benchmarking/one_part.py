@@ -1,11 +1,12 @@
 """The work of one part of the accelerator's view, in its process.
 
-It leaves a JSON file with its results, or with ``skipped``, the reason why there are
-none. Rows are on disk as soon as they are measured, in case the process ends.
+It leaves a JSON file with its results. Rows are on disk as soon as they are measured,
+in case the process ends.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 from lra_jax.benchmarking import correctness
@@ -38,17 +39,14 @@ def run(config: BenchmarkConfig, file: Path, say: Say) -> None:
             correctness.write_references(cases, file.parent / REFERENCES, say)
             write_json(file, {"cases": len(cases)})
         case "correctness":
-            _compare(correctness.make_cases(config), file, say)
+            _compare(config, file, say)
         case "times" | "times-causal":
-            _time(timing(config, config.part.endswith("-causal")), file, say)
-        case "kernels":
-            _compare_kernels(config, file, say)
-        case "kernel-times" | "kernel-times-causal":
-            _time_kernels(config, file, say)
+            _time(config, file, say)
 
 
-def _compare(cases: Sequence[Case], file: Path, say: Say) -> None:
+def _compare(config: BenchmarkConfig, file: Path, say: Say) -> None:
     folder, rows = file.parent / REFERENCES, []
+    cases = [*correctness.make_cases(config), *_kernels(config)]
     jobs = [(case, folder, dtype) for case in cases for dtype in correctness.TOLERANCES]
     compared = side_by_side(lambda job: correctness.compare(*job), jobs)
     with contextlib.closing(compared):
@@ -58,39 +56,17 @@ def _compare(cases: Sequence[Case], file: Path, say: Say) -> None:
             write_json(file, {"tolerances": correctness.TOLERANCES, "rows": rows})
 
 
-def _compare_kernels(config: BenchmarkConfig, file: Path, say: Say) -> None:
+def _kernels(config: BenchmarkConfig) -> list[Case]:
+    """The kernels to compare with the forms that XLA compiles, if they run here."""
     cases = correctness.kernel_cases(config)
-    if not _skip_kernels(cases, list(correctness.TOLERANCES), file):
-        _compare(cases, file, say)
-
-
-def _time_kernels(config: BenchmarkConfig, file: Path, say: Say) -> None:
-    cases = correctness.kernel_cases(config)
-    subjects = [
-        f"{name}[implementation={x}]"
-        for name in dict.fromkeys(case.name for case in cases)
-        for x in ("xla", "pallas")
-    ]
-    causal = config.part == "kernel-times-causal"
-    times = timing(config, causal, ",".join(subjects))
-    if not _skip_kernels(cases, (times.dtypes or "").split(","), file):
-        _time(times, file, say)
-
-
-def _skip_kernels(cases: Sequence[Case], dtypes: Sequence[str], file: Path) -> bool:
-    """Whether none of the kernels runs here; the file then says why."""
-    reason: str | None = "none of --attention has kernels"
-    for case in cases:
-        for dtype in dtypes:
-            reason = correctness.refusal(case, dtype)
-            if reason is None:
-                return False
-    write_json(file, {"skipped": reason})
-    return True
+    return [case for case in cases if correctness.refusal(case, case.dtype) is None]
 
 
 def _time(config: BenchmarkConfig, file: Path, say: Say) -> None:
-    report = Report(config, "")
+    times = timing(config, causal=config.part == "times-causal")
+    names = [str(times.attention), *(case.attention for case in _kernels(config))]
+    attention = ",".join(dict.fromkeys(names))
+    report = Report(dataclasses.replace(times, attention=attention), "")
 
     def keep() -> None:
         names = ("settings", "softmax_fused", "roofline", "rows", "exponents")

@@ -43,12 +43,9 @@ DEVICE = Part("device", 40)
 
 PARTS = (
     Part("reference", 90, "References on the CPU, in float64", environment=_ON_THE_CPU),
-    Part("correctness", 260, "Errors of the mechanisms"),
-    Part("times", 130, "Times"),
-    Part("times-causal", 130, "Times of the causal forms"),
-    Part("kernels", 100, "Errors of the Pallas kernels"),
-    Part("kernel-times", 60, "Times of the kernels"),
-    Part("kernel-times-causal", 60, "Times of the causal kernels"),
+    Part("correctness", 360, "Errors of the mechanisms"),
+    Part("times", 190, "Times"),
+    Part("times-causal", 190, "Times of the causal forms"),
     Part("listops", 150, "Training on ListOps", task="listops"),
     Part("lm", 90, "Training of a language model", task="lm"),
 )

@@ -172,14 +172,9 @@ def _check_accelerator(config: BenchmarkConfig) -> None:
         known("--part", config.part, parts.names())
 
 
-def timing(
-    config: BenchmarkConfig, causal: bool, attention: str | None = None
-) -> BenchmarkConfig:
-    """The settings for one of the time tables of the accelerator's view, in one
-    form, with these mechanisms or by default the view's."""
+def timing(config: BenchmarkConfig, causal: bool) -> BenchmarkConfig:
+    """The settings for one of the time tables of the accelerator's view."""
     values = complete(config, on_cpu=False)
-    if attention is not None:
-        values["attention"] = attention
     longest = min(config.max_seconds, _LONGEST_CALL)
     common: Any = {"view": "none", "part": None, "causal": causal}
     return dataclasses.replace(config, **common, **values, max_seconds=longest)

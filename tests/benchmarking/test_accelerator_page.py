@@ -38,14 +38,9 @@ def test_the_page(tmp_path) -> None:
             "rows": [
                 time_row("softmax-fused", 6.0, roofline_share=0.5),
                 time_row("linear", 2.0, roofline_share=0.25),
+                time_row("linear[implementation=pallas]", 0.5),
                 time_row("flow", 0.0, status="does not fit", reason="9 GB"),
             ],
-        },
-        "kernel-times-causal": {
-            "rows": [
-                time_row("linear[implementation=xla]", 2.0),
-                time_row("linear[implementation=pallas]", 0.5),
-            ]
         },
     }
     run = {"attention": "cosformer", "preset": "tiny", "test_accuracy_best": 25.0}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarking.small import config
-from lra_jax.benchmarking import correctness
+from lra_jax.benchmarking import correctness, one_part
 
 
 def test_errors_are_those_of_the_device(tmp_path) -> None:
@@ -30,7 +30,7 @@ def test_errors_are_those_of_the_device(tmp_path) -> None:
     assert row["gradients"] == pytest.approx(1e-3, rel=0.1)
 
 
-def test_kernels_are_compared_with_padding_too(tmp_path) -> None:
+def test_kernels_are_compared_with_padding_too(tmp_path, monkeypatch) -> None:
     chosen = config(tmp_path)
     kernels = correctness.kernel_cases(chosen)
     assert {kernel.attention for kernel in kernels} == {"linear[implementation=pallas]"}
@@ -50,6 +50,9 @@ def test_kernels_are_compared_with_padding_too(tmp_path) -> None:
     assert len(outputs) == 2 * 2
     for one, other in itertools.combinations(outputs, 2):
         assert np.abs(one - other).max() > 1e-3
+    assert one_part._kernels(chosen) == []
+    monkeypatch.setattr(correctness, "refusal", lambda case, dtype: None)
+    assert one_part._kernels(chosen) == kernels
 
 
 def test_errors_of_late_positions_are_not_small_beside_the_first() -> None:
