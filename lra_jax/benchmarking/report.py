@@ -27,7 +27,6 @@ class Report:
 
     Attributes:
       interrupted: whether Ctrl-C ended the run early.
-      complete: whether all cases have a row.
 
     Raises:
       ValueError: a flag out of range, or an unknown name.
@@ -43,7 +42,6 @@ class Report:
         self.rows: list[Row] = []
         self.roofline: Roofline | None = None
         self.interrupted = False
-        self.complete = False
 
     def measure(
         self,
@@ -52,9 +50,8 @@ class Report:
     ) -> None:
         """Measures the machine, then every case: calls `say` with a line for each,
         and `keep` when `values` includes it."""
-        config = self.config
         brief: dict[str, Any] = {}
-        if config.quick:
+        if self.config.quick:
             brief = {"copy_bytes": 1 << 20, "matmul_size": 128, "repeats": 2}
         try:
             self.roofline = measure_roofline(self.dtypes, **brief)
@@ -67,18 +64,10 @@ class Report:
             say(_progress(row))
             keep()
 
-        runner = Runner(
-            self.roofline,
-            repeats=min(config.repeats, 2) if config.quick else config.repeats,
-            max_seconds=config.max_seconds,
-            max_bytes=None if config.max_gb is None else round(config.max_gb * 1e9),
-            min_seconds=0.0 if config.quick else 0.02,
-            on_row=on_row,
-        )
+        runner = Runner(self.config, self.roofline, on_row)
         self.rows = runner.rows
         runner.run(self.cases)
         self.interrupted = runner.interrupted
-        self.complete = not self.interrupted
 
     @property
     def measured(self) -> bool:
@@ -97,7 +86,7 @@ class Report:
             "commit": commit(),
             "device": describe_devices(),
             "versions": versions(),
-            "complete": self.complete,
+            "complete": len(self.rows) == len(self.cases),
             "settings": dataclasses.asdict(self.config) | {"out": None},
             "softmax_fused": {x: best_implementation(x) for x in self.dtypes},
             "roofline": roofline,

@@ -7,7 +7,6 @@ programs they would find memory fragmented, and pay for fetching it from the sys
 """
 
 import contextlib
-import dataclasses
 import itertools
 import math
 import os
@@ -22,6 +21,7 @@ import numpy as np
 from lra_jax.benchmarking.cases import Case
 from lra_jax.benchmarking.programs import Program, available_bytes
 from lra_jax.benchmarking.roofline import Roofline
+from lra_jax.benchmarking.settings import BenchmarkConfig
 from lra_jax.benchmarking.works import Unsupported
 from lra_jax.errors import first_line
 
@@ -36,16 +36,12 @@ _LARGEST_SHARE = 1.5
 _LONG_SECONDS = 0.2
 
 
-@dataclasses.dataclass(eq=False)
 class Runner:
     """Measures cases, shortest first, and keeps a row for each.
 
     Args:
+      config: how often, and which cases are too long or too large.
       roofline: the roofline of this machine.
-      repeats: samples per case.
-      max_seconds: no case is started if one call is expected to take longer.
-      max_bytes: memory that a case may need; None = the device's free memory.
-      min_seconds: a sample of a fast case is the mean of calls that take this long.
       on_row: called with each new row.
 
     Attributes:
@@ -54,17 +50,18 @@ class Runner:
       interrupted: whether Ctrl-C ended the run.
     """
 
-    roofline: Roofline
-    _: dataclasses.KW_ONLY
-    repeats: int = 10
-    max_seconds: float = 20.0
-    max_bytes: int | None = None
-    min_seconds: float = 0.02
-    on_row: Callable[[Row], None] = lambda row: None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        config: BenchmarkConfig,
+        roofline: Roofline,
+        on_row: Callable[[Row], None] = lambda row: None,
+    ):
         self.rows: list[Row] = []
         self.interrupted = False
+        self._config, self._roofline, self._on_row = config, roofline, on_row
+        self._repeats = min(config.repeats, 2) if config.quick else config.repeats
+        # A sample of a fast case is the mean of calls that take this long.
+        self._min_seconds = 0.0 if config.quick else 0.02
         # For each line: the lengths and times so far, and where it stopped.
         self._known: dict[tuple, dict[int, float]] = {}
         self._stopped: dict[tuple, str] = {}
@@ -111,7 +108,7 @@ class Runner:
             return _failure(program)
         limit, needed = self._limit(), program.memory.peak
         if limit is not None and needed > limit:
-            where = "free" if self.max_bytes is None else "allowed by --max-gb"
+            where = "free" if self._config.max_gb is None else "allowed by --max-gb"
             reason = f"{needed / 1e9:,.3g} GB needed, {limit / 1e9:,.3g} GB {where}"
             return "does not fit", reason
         if case.line in self._stopped:
@@ -119,7 +116,7 @@ class Runner:
         known = sorted(self._known.get(case.line, {}).items())
         shorter = [(length, x) for length, x in known if length < case.length]
         seconds = expected_seconds(shorter, case.length)
-        if seconds <= self.max_seconds:
+        if seconds <= self._config.max_seconds:
             return None
         reason = f"a call would take about {seconds:,.1f} s"
         self._stopped[case.line] = f"{reason} at {case.length:,} tokens"
@@ -131,14 +128,15 @@ class Runner:
         try:
             for program in programs:
                 try:
-                    first = program.load(self.min_seconds)
+                    first = program.load(self._min_seconds)
                 except jax.errors.JaxRuntimeError as error:
                     program.unload()
                     status, reason = _failure(error)
                     self._add(program.case, None, status, reason=reason)
                     continue
                 # One sample is enough for a case that took long.
-                samples[program] = [first] if first > self.max_seconds else []
+                is_slow = first > self._config.max_seconds
+                samples[program] = [first] if is_slow else []
                 if first > _LONG_SECONDS:
                     self._sample({program: samples[program]})
                     program.unload()
@@ -151,14 +149,14 @@ class Runner:
 
     def _sample(self, samples: Mapping[Program, list[float]]) -> None:
         """Adds samples to each program, in turns."""
-        for _ in range(self.repeats):
+        for _ in range(self._repeats):
             for program, seconds in samples.items():
-                if sum(seconds) <= self.max_seconds:
+                if sum(seconds) <= self._config.max_seconds:
                     seconds.append(program.sample())
 
     def _add_measured(self, program: Program, samples: list[float]) -> None:
         case, median = program.case, statistics.median(samples)
-        floor, bound = self.roofline.floor(case, program.least_bytes)
+        floor, bound = self._roofline.floor(case, program.least_bytes)
         share = floor / median
         known = {"roofline_share": share, "roofline_bound": bound}
         tokens = case.batch_size * (1 if case.work == "decode" else case.length)
@@ -184,10 +182,11 @@ class Runner:
             row["temporary_bytes"] = program.memory.temporary
             row["compile_seconds"] = program.compile_seconds
         self.rows.append(row)
-        self.on_row(row)
+        self._on_row(row)
 
     def _limit(self) -> int | None:
-        return available_bytes() if self.max_bytes is None else self.max_bytes
+        most = self._config.max_gb
+        return available_bytes() if most is None else round(most * 1e9)
 
 
 def _failure(error: Exception) -> tuple[str, str]:

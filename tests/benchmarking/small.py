@@ -20,8 +20,8 @@ def case(attention: str, work: str = "forward", length: int = 16, **changes) -> 
 
 def run(cases: list[Case], roofline: Roofline = ROOFLINE, **settings) -> Runner:
     """Measures cases with two samples each."""
-    settings = {"repeats": 2, "min_seconds": 0.0, **settings}
-    runner = Runner(roofline, **settings)
+    config = BenchmarkConfig(quick="repeats" not in settings, **settings)
+    runner = Runner(config, roofline)
     runner.run(cases)
     return runner
 

@@ -17,7 +17,7 @@ def test_what_does_not_fit_is_said_and_the_rest_runs() -> None:
     cases = [case("softmax", length=n) for n in (16, 512)] + [
         case("linear", length=512)
     ]
-    rows = run(cases, max_bytes=1_000_000).rows
+    rows = run(cases, max_gb=1e-3).rows
     statuses = [(r["attention"], r["length"], r["status"]) for r in rows]
     assert ("softmax", 16, "measured") in statuses
     assert ("softmax", 512, "does not fit") in statuses
@@ -38,7 +38,7 @@ def test_memory_that_runs_out_in_a_call_is_said(monkeypatch) -> None:
 def test_what_would_take_too_long_is_left_out() -> None:
     lengths = (16, 1 << 20, 1 << 21)
     cases = [case("linear", length=length) for length in lengths]
-    rows = run(cases, max_seconds=0.5, max_bytes=10**12).rows
+    rows = run(cases, max_seconds=0.5, max_gb=1e3).rows
     assert [row["status"] for row in rows] == ["measured", "left out", "left out"]
     assert "would take about" in rows[1]["reason"]
     assert "at 1,048,576 tokens" in rows[2]["reason"]
