@@ -88,14 +88,12 @@ def _accelerator(config: BenchmarkConfig, args: Sequence[str]) -> None:
             one_part.run(config, accelerator.file_of(config, config.part), say)
         return
     signals.advise(_ADVICE)
-    view = accelerator.Accelerator(config, _command_line(args))
     try:
-        view.run(say)
+        failed = accelerator.run(config, _command_line(args), say)
     except KeyboardInterrupt:
         cli.fail(_ADVICE, 128 + signal.SIGINT)
-    say(f"wrote {view.page} and, next to it, {view.page.with_suffix('.json').name}")
-    if view.failed:
-        cli.fail(f"failed: {', '.join(view.failed)}; the same command tries again", 1)
+    if failed:
+        cli.fail(f"failed: {', '.join(failed)}; the same command tries again", 1)
 
 
 def run(config: BenchmarkConfig) -> dict[str, Any]:

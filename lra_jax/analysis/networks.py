@@ -18,7 +18,7 @@ depend on how often tokens repeat, but hardly on which tokens they are.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -98,7 +98,6 @@ VARIANTS = {
 def _make_block(
     shape: Shape,
     mechanism: str | Callable[..., jax.Array],
-    options: Mapping[str, Any] | None,
     length: int,
     rngs: nnx.Rngs,
 ) -> EncoderBlock:
@@ -114,7 +113,6 @@ def _make_block(
             shape.width,
             mechanism=mechanism,
             max_length=length,
-            options=options,
             use_bias=not shape.relative,
             rngs=rngs,
         )
@@ -163,7 +161,6 @@ class Network(nnx.Module):
       shape: its sizes, or a name in `SHAPES`.
       mechanism: as in ``lra_jax.models.MultiHeadAttention``. XLNet's relative positions
         are part of the softmax scores; with another mechanism it has no positions.
-      options: of the mechanism.
       length: tokens per sequence, for mechanisms with parameters for each position.
       num_layers: number of layers; None = the shape's.
       rngs: for initialisation.
@@ -177,7 +174,6 @@ class Network(nnx.Module):
         shape: Shape | str,
         mechanism: str | Callable[..., jax.Array] = "softmax",
         *,
-        options: Mapping[str, Any] | None = None,
         length: int = 128,
         num_layers: int | None = None,
         rngs: nnx.Rngs,
@@ -202,7 +198,7 @@ class Network(nnx.Module):
             )
         count = 1 if shape.shared else self.num_layers
         self.blocks = nnx.List(
-            [_make_block(shape, mechanism, options, length, rngs) for _ in range(count)]
+            [_make_block(shape, mechanism, length, rngs) for _ in range(count)]
         )
 
     def __call__(self, tokens: jax.Array, variant: Variant) -> jax.Array:

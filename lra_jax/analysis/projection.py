@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lra_jax.attention.inputs import check_size
-from lra_jax.errors import expected
 
 
 def projection_error(
@@ -41,7 +40,7 @@ def projection_error(
       ValueError: shapes that do not fit, or a rank below 1.
     """
     check_size("rank", rank)
-    weights, values = _check(weights, values)
+    weights, values = np.asarray(weights, np.float64), np.asarray(values, np.float64)
     length = weights.shape[-1]
     rows = np.random.default_rng(seed).normal(size=(rank, length)) / math.sqrt(rank)
     projected = (weights @ rows.T) @ (rows @ values)
@@ -75,7 +74,7 @@ def truncation_errors(weights: ArrayLike, values: ArrayLike) -> np.ndarray:
              [0.6],
              [0. ]])
     """
-    weights, values = _check(weights, values)
+    weights, values = np.asarray(weights, np.float64), np.asarray(values, np.float64)
     _, sizes, right = np.linalg.svd(weights, full_matrices=False)
     parts = (sizes[..., None] * (right @ values)) ** 2
     left_out = np.cumsum(parts[..., ::-1, :], -2)[..., ::-1, :]
@@ -109,16 +108,6 @@ def projection_bound(rank: int, length: int) -> float:
     real = roots[np.abs(roots.imag) < 1e-9].real
     errors = real[(real > 0) & (real <= 2 / 3 + 1e-9)]
     return float(errors.min()) if len(errors) else math.nan
-
-
-def _check(weights: ArrayLike, values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    weights, values = np.asarray(weights, np.float64), np.asarray(values, np.float64)
-    if weights.ndim < 2:
-        raise expected("weights", "[..., T, S]", weights.shape)
-    if values.ndim < 2 or values.shape[:-1] != weights.shape[:-2] + weights.shape[-1:]:
-        shape = f"[..., S, H] for weights {weights.shape}"
-        raise expected("values", shape, values.shape)
-    return weights, values
 
 
 def _quotient(error: np.ndarray, size: np.ndarray) -> np.ndarray:

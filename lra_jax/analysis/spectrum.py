@@ -22,7 +22,7 @@ def cumulative_spectrum(weights: ArrayLike) -> np.ndarray:
       values explains, gives ones.
 
     Raises:
-      ValueError: fewer than two axes, or values that are not finite.
+      ValueError: values that are not finite.
 
     Examples:
       >>> cumulative_spectrum(np.diag([3.0, 1.0]))
@@ -88,8 +88,6 @@ def attention_sink(weights: ArrayLike) -> np.ndarray:
 
 def _singular_values(weights: ArrayLike) -> np.ndarray:
     weights = np.asarray(weights, np.float64)
-    if weights.ndim < 2 or 0 in weights.shape[-2:]:
-        raise expected("weights", "[..., T, S]", weights.shape)
     if not np.isfinite(weights).all():
         raise expected("weights", "finite numbers", "infinite or NaN ones")
     return np.linalg.svd(weights, compute_uv=False)

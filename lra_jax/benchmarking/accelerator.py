@@ -63,118 +63,111 @@ _OF_A_RUN = (
 )
 
 
-class Accelerator:
-    """One folder of the view.
+def run(config: BenchmarkConfig, command: str, say: Callable[[str], None]) -> list[str]:
+    """Runs the parts that are not done yet.
 
     Args:
       config: the settings; ``out`` is the folder.
-      command: what the user typed.
+      command: what the user typed, for the record.
+      say: shows a line of progress.
 
-    Attributes:
-      values: the contents of the JSON.
-      page: the file of the page.
+    Returns:
+      The names of the parts that failed.
 
     Raises:
       ValueError: the folder belongs to another device or other settings, or the device
         cannot be used.
       OSError: the folder cannot be written, or another process uses it.
+      KeyboardInterrupt: a signal was received; finished parts are kept.
     """
+    folder = file_of(config, "").parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder / "lock", wait=False):
+        values = _begin(config, command, folder.parent)
+        say(values["device"])
+        outcomes = {part["name"]: part for part in values["parts"]}
+        for part in parts.PARTS:
+            if outcomes.get(part.name, {}).get("status") == "done":
+                say(f"{part.name}: done before")
+                continue
+            say(f"{part.name}: up to {part.seconds:g} s ...")
+            outcomes[part.name] = _run_part(config, part)
+            _write(values, outcomes, folder.parent)
+            say(f"{part.name}: {accelerator_page.outcome(outcomes[part.name])}")
+    say(f"wrote {folder.parent / _NAME}.md and, next to it, {_NAME}.json")
+    return _failed(values)
 
-    def __init__(self, config: BenchmarkConfig, command: str):
-        self.config = config
-        self._folder = expand_home(config.out or "", "--out")
-        self._parts = self._folder / "parts"
-        self._parts.mkdir(parents=True, exist_ok=True)
-        self._json = self._folder / f"{_NAME}.json"
-        self.page = self._json.with_suffix(".md")
-        self.values: dict[str, Any] = {"command": command}
 
-    def run(self, say: Callable[[str], None]) -> None:
-        """Runs the remaining parts.
+def _begin(config: BenchmarkConfig, command: str, folder: Path) -> dict[str, Any]:
+    """Finds out which device there is; the values with the parts done on it."""
+    device = _run_part(config, parts.DEVICE)
+    if device["reason"] is not None:
+        raise expected("device", "one that jax can use", device["reason"])
+    settings = dataclasses.asdict(config) | {"out": None}
+    values = {"command": command, **device["found"]}
+    values |= {"complete": False, "settings": settings}
+    file = folder / f"{_NAME}.json"
+    before = _read(file) if file.exists() else {}
+    others = [name for name in _IDENTITY if before and before[name] != values[name]]
+    if others:
+        fit = "a new folder, or one of the same settings and machine"
+        got = f"{file}, which differs in {' and '.join(others)}"
+        raise expected("--out", fit, got)
+    outcomes = {part["name"]: part for part in before.get("parts", ())}
+    _write(values, outcomes, folder)
+    return values
 
-        Raises:
-          KeyboardInterrupt: a signal was received; finished parts are kept.
-        """
-        with lock(self._parts / "lock", wait=False):
-            outcomes = self._begin()
-            say(self.values["device"])
-            for part in parts.PARTS:
-                if outcomes.get(part.name, {}).get("status") == "done":
-                    say(f"{part.name}: done before")
-                    continue
-                say(f"{part.name}: up to {part.seconds:g} s ...")
-                outcomes[part.name] = self._do(part)
-                self._write(outcomes)
-                say(f"{part.name}: {accelerator_page.outcome(outcomes[part.name])}")
 
-    @property
-    def failed(self) -> list[str]:
-        """The parts that did not succeed."""
-        return [x["name"] for x in self.values["parts"] if x["status"] != "done"]
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        before = read_json(file)
+        return {name: before[name] for name in (*_IDENTITY, "parts")}
+    except (ValueError, KeyError, TypeError) as error:
+        got = f"{file}, of another kind"
+        raise expected("--out", "a folder of this view", got) from error
 
-    def _begin(self) -> dict[str, Any]:
-        """Finds out which device there is; returns the outcomes of parts done on it."""
-        device = self._do(parts.DEVICE)
-        if device["reason"] is not None:
-            raise expected("device", "one that jax can use", device["reason"])
-        settings = dataclasses.asdict(self.config) | {"out": None}
-        self.values |= device["found"] | {"complete": False, "settings": settings}
-        before = self._before()
-        others = [x for x in _IDENTITY if before and before[x] != self.values[x]]
-        if others:
-            fit = "a new folder, or one of the same settings and machine"
-            got = f"{self._json}, which differs in {' and '.join(others)}"
-            raise expected("--out", fit, got)
-        outcomes = {part["name"]: part for part in before.get("parts", ())}
-        self._write(outcomes)
-        return outcomes
 
-    def _before(self) -> dict[str, Any]:
-        if not self._json.exists():
-            return {}
-        try:
-            before = read_json(self._json)
-            return {name: before[name] for name in (*_IDENTITY, "parts")}
-        except (ValueError, KeyError, TypeError) as error:
-            got = f"{self._json}, of another kind"
-            raise expected("--out", "a folder of this view", got) from error
+def _run_part(config: BenchmarkConfig, part: parts.Part) -> dict[str, Any]:
+    """Runs a part's process; returns its outcome and its results so far."""
+    file = file_of(config, part.name)
+    if part.task is None:
+        settings = dataclasses.asdict(config) | {"part": part.name}
+        flags = [f"--{name}={x}" for name, x in settings.items() if x is not None]
+        command = ["lra_jax.benchmark", *flags]
+    else:
+        quick = _QUICK[part.task] if config.quick else ()
+        workdir = file.with_name(f"{part.name}-run")
+        file = workdir / "result.json"
+        command = ["lra_jax.train", f"--task={part.task}", f"--workdir={workdir}"]
+        command += quick
+    log = file_of(config, part.name).with_suffix(".log")
+    start = time.monotonic()
+    program = [sys.executable, "-m", *command]
+    reason = parts.run(program, part.environment, log, part.seconds)
+    results = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    if part.task is not None:
+        results = {name: results[name] for name in _OF_A_RUN if name in results}
+    return {
+        "name": part.name,
+        "status": "done" if reason is None else "failed",
+        "reason": reason,
+        "seconds": round(time.monotonic() - start, 1),
+        "limit_seconds": part.seconds,
+        "found": results,
+    }
 
-    def _do(self, part: parts.Part) -> dict[str, Any]:
-        """Runs a part's process; returns its outcome and its results so far."""
-        file = file_of(self.config, part.name)
-        if part.task is None:
-            settings = dataclasses.asdict(self.config) | {"part": part.name}
-            flags = [f"--{name}={x}" for name, x in settings.items() if x is not None]
-            command = ["lra_jax.benchmark", *flags]
-        else:
-            quick = _QUICK[part.task] if self.config.quick else ()
-            workdir = self._parts / f"{part.name}-run"
-            file = workdir / "result.json"
-            command = ["lra_jax.train", f"--task={part.task}", f"--workdir={workdir}"]
-            command += quick
-        log = self._parts / f"{part.name}.log"
-        start = time.monotonic()
-        program = [sys.executable, "-m", *command]
-        reason = parts.run(program, part.environment, log, part.seconds)
-        results = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        if part.task is not None:
-            results = {name: results[name] for name in _OF_A_RUN if name in results}
-        return {
-            "name": part.name,
-            "status": "done" if reason is None else "failed",
-            "reason": reason,
-            "seconds": round(time.monotonic() - start, 1),
-            "limit_seconds": part.seconds,
-            "found": results,
-        }
 
-    def _write(self, outcomes: dict[str, Any]) -> None:
-        names = [part.name for part in parts.PARTS]
-        self.values["parts"] = [outcomes[name] for name in names if name in outcomes]
-        complete = len(self.values["parts"]) == len(names) and not self.failed
-        self.values["complete"] = complete
-        write_json(self._json, self.values)
-        accelerator_page.make(self.values, self._folder).write(_NAME, kinds=("md",))
+def _write(values: dict[str, Any], outcomes: dict[str, Any], folder: Path) -> None:
+    """Adds the outcomes to the values; writes the JSON and the page."""
+    names = [part.name for part in parts.PARTS]
+    values["parts"] = [outcomes[name] for name in names if name in outcomes]
+    values["complete"] = len(values["parts"]) == len(names) and not _failed(values)
+    write_json(folder / f"{_NAME}.json", values)
+    accelerator_page.make(values, folder).write(_NAME, kinds=("md",))
+
+
+def _failed(values: dict[str, Any]) -> list[str]:
+    return [part["name"] for part in values["parts"] if part["status"] != "done"]
 
 
 def file_of(config: BenchmarkConfig, part: str) -> Path:

@@ -185,28 +185,16 @@ DEEP = np.ones((20, 2, 4, 4)), np.ones((20, 2, 3, 3))
 @pytest.mark.parametrize(
     ("function", "arguments", "parts"),
     [
-        (analysis.residual, (np.ones(3),), ["x:", "(3,)"]),
         (analysis.residual, (X, np.ones(4)), ["mask", "float64"]),
         (analysis.residual, (X, np.ones(3, bool)), ["mask", "(3,)"]),
-        (analysis.composite_norm, (np.ones(3),), ["x:", "(3,)"]),
         (analysis.path_decomposition, (X[0], P, W), ["[T, D]", "(3,)"]),
         (analysis.path_decomposition, (X, P[..., :3], W), ["weights", "4, 3"]),
         (analysis.path_decomposition, (X, P, W[:1]), ["kernels", "(1, 2"]),
         (analysis.path_decomposition, (X, P, W, X), ["bias", "(4, 3)"]),
         (analysis.path_decomposition, (X, *DEEP), ["num_samples", str(2**20)]),
         (analysis.path_length_distribution, (0, 2), ["num_layers", "got 0"]),
-        (analysis.effective_rank, (X[0],), ["weights", "(3,)"]),
         (analysis.cumulative_spectrum, (X * np.nan,), ["weights", "NaN"]),
     ],
 )
 def test_errors(function, arguments, parts):
     assert_rejects(lambda: function(*arguments), *parts)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("beta", -1), ("residual_norm", np.nan), ("head_dim", 0)]
-)
-def test_numbers_that_have_no_bound(name, value):
-    sizes = {"residual_norm": 1, "layers": 2, "beta": 1, "head_dim": 4} | {name: value}
-    start, layers = sizes.pop("residual_norm"), sizes.pop("layers")
-    assert_rejects(lambda: analysis.collapse_bound(start, layers, **sizes), name)

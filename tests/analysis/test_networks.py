@@ -26,7 +26,6 @@ from lra_jax.analysis.networks import (
 from lra_jax.analysis.relative import RelativeAttention
 
 TINY = Shape(50, num_layers=3, width=16, num_heads=2, mlp_dim=24, embed_dim=16)
-TINY_OPTIONS = {"sparse": {"stride": 4}}
 PRINTED_LAYERS = 3
 
 
@@ -72,14 +71,7 @@ def test_a_network_deeper_than_the_published_one_has_a_table():
 
 @pytest.mark.parametrize("name", ["linear", "linformer", "sparse", "gau", "hgrn"])
 def test_mechanisms_have_a_curve(name):
-    network = Network(
-        TINY,
-        name,
-        options=TINY_OPTIONS.get(name),
-        length=16,
-        num_layers=1,
-        rngs=nnx.Rngs(0),
-    )
+    network = Network(TINY, name, length=16, num_layers=1, rngs=nnx.Rngs(0))
     tokens = jnp.asarray(zipf_tokens(50, 1, 16))
     states = helpers.call_model(run_whole, network, tokens)
     curves = collapse_curves(states)

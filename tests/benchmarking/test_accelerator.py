@@ -11,8 +11,7 @@ import pytest
 
 from benchmarking.small import config
 from lra_jax import benchmark, train
-from lra_jax.benchmarking import correctness, parts
-from lra_jax.benchmarking.accelerator import Accelerator
+from lra_jax.benchmarking import accelerator, correctness, parts
 from lra_jax.training.machine import describe_devices
 
 TINY = (
@@ -86,12 +85,13 @@ def test_a_part_that_ends_badly_costs_itself_alone(tmp_path, monkeypatch) -> Non
     few = (parts.Part("reference", 60), parts.Part("correctness", 60))
     monkeypatch.setattr(parts, "run", run)
     monkeypatch.setattr(parts, "PARTS", few)
-    view = Accelerator(config(tmp_path), "python -m ...")
-    view.run(print)
-    assert view.failed == ["reference"] and not view.values["complete"]
-    first, second = read(tmp_path)["parts"]
+    failed = accelerator.run(config(tmp_path), "python -m ...", print)
+    values = read(tmp_path)
+    assert failed == ["reference"] and not values["complete"]
+    first, second = values["parts"]
     assert (first["reason"], second["status"]) == (reason, "done")
-    assert "The same command repeats them" in view.page.read_text()
+    page = (tmp_path / "accelerator.md").read_text()
+    assert "The same command repeats them" in page
 
 
 def test_ctrl_c_says_one_line_and_keeps_what_is_there(tmp_path) -> None:
