@@ -168,8 +168,8 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The names that a text may be, as part of its type, besides the path of an object
-    of the user's own, ``package.module:thing``.
+    """The names that a text may be, as part of its type, besides the path of a user's
+    own object, ``package.module:thing``.
     """
 
     names: tuple[str, ...]

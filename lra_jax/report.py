@@ -70,7 +70,7 @@ def write_report(
       folders: contain run directories, at any depth.
       out: the folder to write to, created if missing.
       formats: any of html, md, latex, csv and json.
-      allow_code: import tasks of the user's own that the runs name.
+      allow_code: import the user's own tasks that the runs name.
 
     Returns:
       A line for each run directory that could not be read, or has lost some of its

@@ -78,7 +78,7 @@ print("largest difference:", float(jnp.abs(padded[1:, :40] - alone).max()))
 # ## Several documents in one row
 #
 # `segment_ids` says which document a position belongs to; 0 is padding. No document
-# sees another, states start anew, and positions count from each document's start.
+# sees another, states start afresh, and positions count from each document's start.
 
 # %%
 ids = jnp.array([[1] * 24 + [2] * 30 + [0] * 10] * 2)

@@ -160,7 +160,7 @@ class Call:
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Query, key and value as `[B, N, T or S, ...]`, zero where keys are hidden.
 
-        They are in ``dtype``; None = in their own.
+        In ``dtype``; None = each in its own.
         """
         heads = self.query.shape[2]
         query = masking.by_head(self.query, heads, dtype=dtype)

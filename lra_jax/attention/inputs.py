@@ -113,7 +113,7 @@ def check_inputs(
     Args:
       query: `[B, T, N, H]`, floating.
       key: `[B, S, N, H]`, floating; the number of heads may also be a divisor of N.
-      value: `[B, S, N, Hv]`, or None for weights alone.
+      value: `[B, S, N, Hv]`, or None for weights only.
       is_causal: if True, T must equal S.
     """
     check_flag("is_causal", is_causal)

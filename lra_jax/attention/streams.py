@@ -163,7 +163,7 @@ def make_prefill(
     Args:
       attention: ``X_attention``.
       run: ``run(call, **options)``, see `call.attention_of`.
-      kind: the class of the state, of this mechanism alone.
+      kind: the class of the state, which only this mechanism has.
     """
     parameters = _parameters(attention)
     names = list(parameters)

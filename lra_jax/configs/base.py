@@ -405,7 +405,7 @@ class Config:
 
         Args:
           values: the dict.
-          allow_code: import a task of the user's own, see `find_task`.
+          allow_code: import a user's own task, see `find_task`.
 
         Raises:
           ValueError: a field unknown to this version, or to the task, or a value of the
@@ -541,7 +541,7 @@ def get_preset(
     presets = find_task(task).presets
     preset = next(iter(presets)) if preset is None else preset
     config = presets[known("--preset", preset, presets)](attention)
-    # A task of the user's own need not repeat its name, nor those of its presets.
+    # A user's own task need not repeat its name, nor those of its presets.
     config = config.replace(task=task, preset=preset)
     return config.replace(**_own_settings(task, preset, attention))
 

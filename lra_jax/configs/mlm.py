@@ -1,8 +1,8 @@
 """Presets of masked language modelling: hidden tokens of a text.
 
 15 % of the tokens of a batch are to be predicted: 80 % of them are replaced by the
-mask, 10 % by a random token, and 10 % are shown (as in BERT; chosen anew in every step,
-as in RoBERTa).
+mask, 10 % by a random token, and 10 % are shown (as in BERT; chosen afresh in every
+step, as in RoBERTa).
 
 tiny (default): the source of Python's standard library, byte by byte.
   Command: python -m lra_jax.train --task=mlm

@@ -47,7 +47,7 @@ def find_task(name: str, allow_code: bool = True) -> Any:
     """The entry of a task.
 
     Args:
-      name: in `TASKS`, or ``package.module:TASK`` for a task of the user's own.
+      name: in `TASKS`, or ``package.module:TASK`` for a user's own task.
       allow_code: False refuses the latter, unless this process was told to import it
         before: whoever wrote a file with this name chose the code.
 
@@ -67,4 +67,4 @@ def find_task(name: str, allow_code: bool = True) -> Any:
 
 
 _ALLOWED: set[str] = set()
-"""The tasks of the user's own that this process has imported."""
+"""The user's own tasks that this process has imported."""

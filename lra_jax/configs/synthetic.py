@@ -17,7 +17,7 @@ from lra_jax.errors import Count, Size
 
 @dataclasses.dataclass(frozen=True)
 class DrawnData(DataConfig):
-    """Examples that are generated anew from a seed, and kept in memory."""
+    """Examples that are generated from a seed in each run, and kept in memory."""
 
     seed: Count = 0
     """Seed of the examples."""

@@ -176,7 +176,7 @@ def generate_by_length(
     """Generates a dataset whose test lengths differ from its training lengths.
 
     Args:
-      name, seed, vocab_size, num_classes: as of `generate`.
+      name, seed, vocab_size, num_classes: as in `generate`.
       draw: makes examples, `(rng, count, least=, most=) -> Examples`.
       shortest: the shortest length that `draw` can make.
       num_train, num_valid, num_test: number of examples; a part has `num_test`.

@@ -130,7 +130,7 @@ class StagedPlan:
 
     Args:
       stages: see `Curriculum.choose`.
-      lengths, buckets, batch_size, seed: as of a `BatchPlan`.
+      lengths, buckets, batch_size, seed: as in `BatchPlan`.
     """
 
     def __init__(

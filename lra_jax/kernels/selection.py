@@ -21,7 +21,7 @@ INTERPRET = "LRA_JAX_PALLAS_INTERPRET"
 in Pallas' interpreter, on any machine, very slowly. Read when a call is traced."""
 
 TARGETS = ("tpu", "gpu")
-# The mechanisms whose kernels are not for CPUs alone.
+# The mechanisms whose kernels are not only for CPUs.
 _ON_ACCELERATORS = ("linear", "cosformer", "flow")
 _DTYPES = {"tpu": ("float32", "bfloat16"), "gpu": ("bfloat16",), "cpu": ("float32",)}
 _WIDEST = {"tpu": 256, "gpu": 64, "cpu": 512}

@@ -41,7 +41,7 @@ Interaction = Literal["concat", "nli"]
 MlpKind = Annotated[str, Names(("auto", "dense", "glu", "product_key", "none"))]
 BlockKind = Annotated[str, Names(("residual",))]
 PARTS = ("block", "mlp", "positions")
-"""The settings that may name code of the user's own, see `lra_jax.models.parts`."""
+"""The settings that may name a user's own code, see `lra_jax.models.parts`."""
 Head = Literal["mlp", "linear"]
 # The most that anybody has trained: DeepNet, arXiv:2203.00555.
 Depth = Annotated[int, Range("1 to 1000", 1, 1000)]
@@ -96,7 +96,7 @@ class ModelConfig:
     inputs: Inputs = "embedding"
     """embedding: a learned row for each token id or pixel value. linear: a projection
     of the pixel's value in [0, 1]; for images. vectors: a projection of real vectors,
-    as of time series."""
+    such as time series."""
     patch: Size = 1
     """Image tasks, with inputs=linear: side of the square patches of pixels that make
     one position each; 1 = every pixel is a position."""
@@ -239,7 +239,7 @@ class ModelConfig:
         }
         for name in (name for name, is_set in needs.items() if is_set):
             if self.grid is None:
-                raise expected(name, "images, which an image task has", "sequences")
+                raise expected(name, "images, as in an image task", "sequences")
             if any(side % smallest for side in self.grid):
                 needed = f"a divisor of both sides of {self.grid} images"
                 last = f" ({smallest} in the last stage)" if self.depths else ""
@@ -270,7 +270,7 @@ class ModelConfig:
 
     @property
     def own_parts(self) -> dict[str, str]:
-        """The settings that name code of the user's own, besides the mechanism."""
+        """The settings that name a user's own code, besides the mechanism."""
         named = {name: getattr(self, name) for name in PARTS}
         return {name: value for name, value in named.items() if ":" in value}
 

@@ -112,7 +112,7 @@ class DecisionTransformer(nnx.Module):
         """The next actions `[B, A]`: as a call on the whole past, but by a stream.
 
         Args:
-          returns, states, times: as of a call, without the axis T.
+          returns, states, times: as in a call, without the axis T.
           actions: `[B, A]`, those of the step before; at the first step ignored.
           past: what the last call returned; None at the first step.
 

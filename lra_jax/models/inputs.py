@@ -7,7 +7,7 @@ Inputs:
   linear     ``W (value / 255) + b``: for pixels, treating their values as numbers (as
              in S4 and later work). With a ``patch`` of P, the P^2 pixels of a patch
              together, in all colours, are projected to one position (`patches`).
-  vectors    ``W x + b`` of real vectors x `[C]`, as of time series, with C in place of
+  vectors    ``W x + b`` of real vectors x `[C]`, as in time series, with C in place of
              the size of a vocabulary.
 
 Positions:

@@ -43,7 +43,7 @@ class PositionNorm(nnx.Module):
           inputs: the sequences.
           mask: boolean `[B, T]`, True at real positions; None = all.
           segment_ids: integers `[B, T]`, the documents of packed rows, 0 = padding
-            (`lra_jax.attention.packed`); None = one a row.
+            (`lra_jax.attention.packed`); None = one per row.
           training: normalise with the statistics of the batch, and update the running
             ones; without those, ignored.
 

@@ -75,7 +75,7 @@ class PretrainedConfig:
         return self.kind == "gpt2"
 
 
-# By Hugging Face's names, as of an `Mlp`.
+# Those of an `Mlp`, by Hugging Face's names.
 _ACTIVATIONS = {"gelu": "gelu_exact", "gelu_new": "gelu", "relu": "relu"}
 
 

@@ -307,7 +307,7 @@ class Description(NamedTuple):
     Attributes:
       arrays: their file, which `load` reads without a run's own code.
       kind: the name of the model's class.
-      model: its class, sizes and settings, as of `describe`.
+      model: its class, sizes and settings, as in `describe`.
       raw, about: see `Saved`.
     """
 
@@ -451,7 +451,7 @@ def maker(
     kind = _KINDS[known("kind", rest.pop("kind"), _KINDS)]
     stored = drop_removed("model", rest.pop("encoder"), "model")
     settings = {_FORMER.get(name, name): _tuples(x) for name, x in stored.items()}
-    settings.pop("cls_token", None)  # Of earlier versions, which had the rest beside.
+    settings.pop("cls_token", None)  # Earlier versions kept pooling apart.
     for name in {"pooling", "padding", "interaction"} & rest.keys():
         settings[name] = rest.pop(name)
     dtype = settings["dtype"]

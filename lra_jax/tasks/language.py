@@ -113,7 +113,7 @@ def hidden_token_loss(
     """Cross-entropy and accuracy of masked tokens, each counted once.
 
     15 % of the tokens in each row are to be predicted; 80 % of these are replaced by
-    the mask token and 10 % by a random token. Training draws them anew in every step,
+    the mask token and 10 % by a random token. Training draws them afresh in every step,
     from the dropout stream; in an evaluation, those of a row depend on its tokens.
     Unlike in RoBERTa, ends of documents can be masked too.
 

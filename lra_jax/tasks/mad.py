@@ -8,7 +8,7 @@ from lra_jax.tasks.task import Task, synthetic
 
 _SOURCE = "mean over 6 to 14 settings of each test; blog on DeltaNet by its authors"
 
-# Not shown beside a run of the preset official, which has the basic setting of a test:
+# Not shown next to a run of the preset official, which has the basic setting of a test:
 # MAD's score is a mean over that and harder ones.
 _MODELS = ("Transformer", "Mamba", "GLA", "DeltaNet")
 _PUBLISHED = {

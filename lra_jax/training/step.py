@@ -128,8 +128,8 @@ def step_function(
     The dropout key of a step is ``fold_in(key(seed), step)``, so no random state has to
     be saved. Parameters that ``learns``, a filter of Flax NNX, does not select keep
     their values, and their gradients count as zero. After ``renewed_at`` steps, if that
-    is not 0, the optimiser's moments and the average begin anew: the old ones belong to
-    another loss, or to parameters that were not trained.
+    is not 0, the optimiser's moments and the average start afresh: the old ones belong
+    to another loss, or to parameters that were not trained.
 
     With decay d = ``ema``, the average after t steps is the sum of ``d^(t - k) p_k``
     over the parameters p_k after steps k = 1 to t, divided by that of ``d^(t - k)``.

@@ -148,7 +148,7 @@ def other_data(workdir: Path, then: str, now: str) -> ValueError:
 def read_config(workdir: Path, allow_code: bool = False) -> tuple[Config, str]:
     """The config and the data fingerprint of a run directory.
 
-    With ``allow_code``, a task of the user's own that the config names is imported.
+    With ``allow_code``, a user's own task that the config names is imported.
     """
     path = workdir / "config.json"
     if not path.exists():

@@ -97,7 +97,7 @@ def test_the_grid_of_a_task(name: str) -> None:
     config = config.replace(model={"attention_options": "grid=true,eps=1e-5"})
     encoder = encoder_config(config, (32, 32))
     assert encoder.block_options[0] == {"grid": (32, 32), "eps": 1e-5}
-    with pytest.raises(ValueError, match=r"^grid: expected images, which an image"):
+    with pytest.raises(ValueError, match=r"^grid: expected images, as in an image"):
         encoder_config(config, None)
 
 

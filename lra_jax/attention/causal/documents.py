@@ -83,7 +83,7 @@ def scan(
 ) -> tuple[jax.Array, ...]:
     """``join`` of all earlier entries and each, `[B, N, 1 + P, ...]`, along the chunks.
 
-    The first entry is before the first chunk. Where a document starts, it begins anew.
+    The first entry is before the first chunk. Each document begins afresh.
     """
     if documents is None:
         return jax.lax.associative_scan(join, ends, axis=2)

@@ -72,8 +72,8 @@ def linear_attention(
       is_causal: position i sees keys 0..i only; needs T == S.
       segment_ids: integers `[B, T]`, a run of one positive number for each document
         packed into a row, 0 = padding; documents do not see each other. Needs T == S.
-      feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", or a non-negative function of
-        an array, of its last axis alone.
+      feature_map: "elu" (elu(x) + 1), "relu", "sigmoid", or a non-negative function
+        that acts on an array's last axis.
       eps: added to the denominator.
       chunking: how the sequence is cut in the causal form and for packed rows; None =
         chosen by the backend.

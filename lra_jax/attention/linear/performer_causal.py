@@ -185,7 +185,7 @@ def _left_halves(product: Product, chunks: _Chunks, size: int) -> _Part:
         return x[:, :, :, :, 0], x[:, :, :, :, 1]
 
     def at_right(x: jax.Array, left: jax.Array | float) -> jax.Array:
-        """The inverse, for a right half alone."""
+        """The inverse, for right halves only."""
         both = jnp.stack([jnp.full_like(x, left), x], 4)
         return both.reshape(*x.shape[:3], -1, *x.shape[5:])
 

@@ -25,7 +25,7 @@ left and half from the right, so that a layer can tell the two directions apart.
 
 Two dimensions. If a sequence is an image read row by row, ``grid=(rows, columns)`` runs
 half of the heads along the rows and half along the columns, each from both ends, and
-states start anew at every line: a pixel's neighbour above is one step away, not a row
+states start afresh at every line: a pixel's neighbour above is one step away, not a row
 of steps. In HGRN's own code for Pathfinder (class ``Hgru2d``) each column runs in all
 four directions, and the results are added up.
 
