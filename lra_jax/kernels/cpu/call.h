@@ -39,7 +39,7 @@ struct Call {
 
   int M() const { return padded(width); }
   int W() const { return padded(columns); }
-  // Columns of the features between chunks: with angles, cosines beside sines.
+  // Columns of the features between chunks: with angles, cosines next to sines.
   int F() const { return turned ? 2 * M() : M(); }
   // Where a position's weight or scale is.
   int64_t place(int64_t sample, int64_t position, int64_t length, int head) const {
@@ -58,7 +58,7 @@ struct Heads {
 // The groups of heads of all samples.
 class Groups {
  public:
-  // At most kTogether heads each, and fewer if threads would go without.
+  // At most kTogether heads each, and fewer if some threads would have none.
   Groups(const Call& call, int64_t threads) : heads_(call.heads) {
     const int64_t each = call.batch * call.heads / std::max<int64_t>(1, threads);
     const int64_t most = std::max<int64_t>(1, each);

@@ -188,7 +188,7 @@ inline void write_rows(const Call& call, const float* rows, const float* scales,
 }
 
 // 1 / the bounded denominator, with a sign. Where "clamp" decides, it is negative: then
-// the denominator has no gradient. That of absolute ones is the sum's.
+// the denominator has no gradient. With "absolute", the sign is that of the sum.
 inline float inverse_of(const Call& call, float sum) {
   if (call.denominator == Denominator::kNone) return 1.0f;
   if (call.denominator == Denominator::kAbsolute) {

@@ -7,7 +7,7 @@
 // follow the other gradients: ``dq_t = S_t do_t``, ``dk_t = b_t (D_t e_t - a_t S_(t-1)
 // de_t)``, ``dv_t = b_t de_t`` and ``db_t = e_t . de_t``. That of log(a_t) is the sum of
 // ``D_(t-1) S_(t-1)`` over all entries. It grows by ``q_t . dq_t - v_t . dv_t`` with every
-// position back, and is computed anew now and then, as in gated.h.
+// position back, and is computed afresh now and then, as in gated.h.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // The flows of causal Flow-Attention, and what its two factors need of them.
 //
-// With running sums as vectors of H numbers, a position costs a few vectors' work, beside
+// With running sums as vectors of H numbers, a position costs a few vectors' work, besides
 // the products of the output. For the equations see lra_jax/attention/flow/causal.py; the
 // gradient is the chain rule, with sums that run backward.
 
@@ -112,7 +112,7 @@ class Passing {
 };
 
 // Adds a chunk to two sums, in the order of its positions or, if `backward`, from the
-// last. `restarts` says before which positions the sums begin anew; `use` is given a
+// last. `restarts` says before which positions the sums start afresh; `use` gets a
 // position, the first column of a register, and the sums there.
 template <class Restarts, class Use>
 void pass(int M, int count, bool backward, const Summed& one, const Summed& two,

@@ -456,7 +456,7 @@ class WholeBackward {
  private:
   float sources(int64_t row) const { return totals_[row / call_.heads].sources; }
   Sums mirrored(int64_t row) const { return Sums::at(call_, mirrored_, row); }
-  // The gradient of a sum of (x + eps) times weights: so much for each x.
+  // The gradient of a sum of (x + eps) times weights, for each x.
   void keep(int64_t row, const float* sum, const Vectors& in) const {
     std::copy(sum, sum + size_, in.of(row));
     add_eps(call_, sum[M_] * options_.eps / call_.unit[row / call_.heads], in.of(row));

@@ -3,7 +3,7 @@
 // With D_t as the gradient of S_t, ``D_(t-1) = diag(a_t) D_t + q_(t-1) do_(t-1)^T``, the
 // gradients are reads as well: ``dq_t = S_t do_t``, ``dk_t = D_t v_t`` and ``dv_t = D_t^T
 // k_t``. That of log(a_t) is the row sums of ``D_(t-1) S_(t-1)``. They grow by ``q_t dq_t -
-// k_t dk_t`` with every position back, and are computed anew now and then, because
+// k_t dk_t`` with every position back, and are computed afresh now and then, because
 // rounding errors would not decay as states do.
 
 #pragma once

@@ -383,7 +383,7 @@ auto with_forth(Binding&& binding) {
   return std::move(binding).template Attr<int64_t>("forth");
 }
 
-// A binding of so many more arguments and results.
+// A binding with further arguments and results, in these numbers.
 template <int kArguments, int kResults, class Binding>
 auto with_arrays(Binding&& binding) {
   using Array = ffi::Buffer<ffi::F32>;

@@ -35,7 +35,7 @@ struct Document {
 };
 
 // The documents of all samples by their numbers [B, T], the longest first, so that no
-// thread is left alone with one.
+// thread is left with a long one at the end.
 inline std::vector<Document> documents_of(const Call& call, const float* numbers) {
   std::vector<Document> documents;
   for (int64_t sample = 0; sample < call.batch; sample++) {

@@ -31,7 +31,7 @@ struct Recurrence {
   const float* value;      // [B, T, N, Hv]
   const float* log_decay;  // [B, T, N, H], of the delta rule [B, T, N]; null = none
   const float* share;      // of the delta rule, beta, [B, T, N]
-  const float* documents;  // a state starts anew at each, [B, T]; or null
+  const float* documents;  // a state starts afresh at each, [B, T]; or null
 };
 
 // Whether a query reads the state after or before its own position is added.
@@ -236,7 +236,7 @@ void with_read(const Recurrence& call, Function function) {
     function(std::integral_constant<Read, Read::kAfter>());
 }
 
-// Ranges of columns, so many that all threads have one.
+// Ranges of columns, enough for all threads.
 class Ranges {
  public:
   Ranges(const Recurrence& call, int columns, int64_t threads)

@@ -15,7 +15,7 @@ struct AllHeads {
   const Call& call;
   xla::ffi::ThreadPool& pool;
 
-  // The heads of all samples, by number: from `first` on, so many.
+  // The numbers of the heads of all samples: `count` of them from `first` on.
   int64_t first() const { return 0; }
   int64_t count() const { return call.batch * call.heads; }
 
@@ -68,8 +68,8 @@ constexpr int64_t kMostKept = 1 << 20;
 
 // Calls `work` with `AllHeads`; or for each head alone, whose features are computed once,
 // if they are few and all threads have about as many heads, of which those in work are a
-// small part. The gradients are better off with all heads: so many rows a whole row of
-// heads apart share few sets of a cache.
+// small part. The gradients are faster with all heads: rows that are a whole row of heads
+// apart share few sets of a cache.
 template <class Work>
 void in_passes(const Call& call, xla::ffi::ThreadPool& pool, const Work& work) {
   const int64_t heads = call.batch * call.heads, threads = threads_of(pool);
@@ -96,7 +96,7 @@ void in_passes(const Call& call, xla::ffi::ThreadPool& pool, const Work& work) {
 
 // A sum of `size` numbers over the positions of each head. `add` adds a chunk of a head
 // to the part of its block, and may write its results; `join` adds the parts of a head to
-// the first of them; `take` is given the sum.
+// the first of them; `take` gets the sum.
 template <class Passes, class Add, class Take, class Join>
 void add_up(const Passes& passes, int64_t length, int64_t size, const Add& add,
             const Take& take, const Join& join) {
