@@ -193,12 +193,12 @@ def check_in_a_model(implementation: str, primitive: str) -> None:
     assert_close(*(fast_jit(layer)(x) for layer in made), 1e-6)
 
 
+# The full form of linear attention's is in Flow's product.
 @pytest.mark.parametrize(
     ("name", "is_causal", "sizes"),
     [
         # Two segments of two chunks, the last with a tail; widths that are padded.
         ("cosformer", True, {"query_length": 140, "length": 140, "value_dim": 40}),
-        ("linear", False, {"query_length": 60, "length": 130, "heads": 2}),
         (
             "cosformer",
             False,

@@ -195,7 +195,6 @@ def lowered(target: str, function: Any, *arrays: Any) -> str:
 @pytest.mark.parametrize(
     ("name", "target", "length", "sizes"),
     [
-        ("linear", "tpu", 300, (4, 64, 64, "bfloat16")),
         ("cosformer", "tpu", 300, (4, 64, 64, "bfloat16")),
         ("cosformer", "tpu", 300, (2, 16, 40, "float32")),
         ("linear", "tpu", 300, (3, 128, 256, "bfloat16")),
