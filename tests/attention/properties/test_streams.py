@@ -14,16 +14,19 @@ from lra_jax import attention
 from ..mechanisms import (
     FAMILY,
     FAMILY_STREAMS,
+    ROWS,
     STREAMS,
     assert_close,
     assert_rejects,
     case,
     fast_jit,
+    gradients,
     init,
     inputs,
     jitted,
     one_step,
     prefill,
+    row_inputs,
     run,
     steps,
 )
@@ -133,25 +136,22 @@ def test_the_state_has_one_size_and_dtype(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILY_STREAMS)
 def test_prompts_and_steps_are_one_pass(name: str) -> None:
-    """A prompt, another and two steps: output, state and gradients."""
-    arrays = inputs(6)
+    """A prompt, another and steps: output, state and gradients."""
+    arrays, upstream = row_inputs(6)
+
+    def parts(*arrays):
+        first, state = prefill(name, *(x[:, :5] for x in arrays))
+        second, state = prefill(name, *(x[:, 5:11] for x in arrays), state=state)
+        third, state = steps(name, state, *(x[:, 11:] for x in arrays))
+        return jnp.concatenate([first, second, third], 1), state
 
     @fast_jit
-    def both(arrays):
-        def streamed(arrays):
-            first, state = prefill(name, *(x[:, :3] for x in arrays))
-            second, state = prefill(name, *(x[:, 3:5] for x in arrays), state=state)
-            third, state = steps(name, state, *(x[:, 5:] for x in arrays))
-            out = jnp.concatenate([first, second, third], 1)
-            return jnp.sin(out).sum(), (out, state)
+    def streamed(*arrays):
+        out, pullback, state = jax.vjp(parts, *arrays, has_aux=True)
+        return (out, pullback(upstream)), state
 
-        def parallel(arrays):
-            out, state = prefill(name, *arrays)
-            return jnp.sin(out).sum(), (out, state)
-
-        return [jax.grad(x, has_aux=True)(arrays) for x in (streamed, parallel)]
-
-    assert_close(*both(arrays))
+    whole = gradients(name, "causal")(*arrays, np.ones_like(ROWS), upstream)
+    assert_close(streamed(*arrays), (whole, prefill(name, *arrays)[1]))
 
 
 @pytest.mark.parametrize("name", FAMILY_STREAMS)
