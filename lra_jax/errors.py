@@ -179,7 +179,7 @@ class Names:
 
     @property
     def words(self) -> str:
-        """As the error says what is expected."""
+        """The names, as an error lists them."""
         return f"one of {', '.join(self.names)}, or 'package.module:thing'"
 
 

@@ -103,7 +103,7 @@ def make_plan(args: Sequence[str]) -> list[runs.Planned]:
             one = cli.parse_config(PROG, "Trains a model.", words, runs.Seeds)
             series = " ".join(filter(None, [*shown, *varied]))
             plan += runs.make_plan(one, series)
-    if not names:  # After the other flags, of which one may be a misspelt form.
+    if not names:  # Checked last, in case a flag is a misspelt form of it.
         raise expected("--attention", "mechanisms, as in softmax,cosformer", "none")
     if len({run.workdir for run in plan}) < len(plan):
         raise expected("sweep", "values that differ", "two runs of the same settings")

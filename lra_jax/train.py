@@ -101,7 +101,7 @@ def _together(command: str) -> Iterator[None]:
 
     try:
         yield
-    except (Interrupted, NonFiniteLoss):  # Of all processes.
+    except (Interrupted, NonFiniteLoss):  # They end all processes.
         raise
     except Exception as error:
         lost = hosts.lost_process(error)

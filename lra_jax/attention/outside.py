@@ -31,9 +31,9 @@ def mechanism(thing: Any, name: str | None = None) -> Mechanism:
         return thing if place == thing.module else replace(thing, module=place)
     shown = name or getattr(thing, "__qualname__", type(thing).__name__)
     nnx, linen = _flax("nnx"), _flax("linen")
-    maker = getattr(thing, "func", thing)  # Of a functools.partial.
+    maker = getattr(thing, "func", thing)  # What a functools.partial calls.
     is_class = inspect.isclass(maker)
-    # Also a method of a module.
+    # True for a module, and for a method of one.
     if isinstance(getattr(thing, "__self__", thing), nnx):
         needed = "a class or factory of modules, of which each layer trains one"
         raise expected("attention", needed, f"{shown!r}, an instance of a module")
@@ -61,7 +61,7 @@ def mechanism(thing: Any, name: str | None = None) -> Mechanism:
 
 
 def _flax(api: str) -> Any:
-    """Flax's module class, or an empty tuple, of which nothing is an instance."""
+    """Flax's module class, or an empty tuple, which no object is an instance of."""
     return getattr(sys.modules.get(f"flax.{api}"), "Module", ())
 
 

@@ -112,7 +112,7 @@ def documents(
 def real_positions(
     mask: jax.Array | None, documents: Packed | None
 ) -> jax.Array | None:
-    """Those of a mask `[B, T]` that are in a document; None = all."""
+    """The positions of a mask `[B, T]` that are in a document; None = all."""
     return mask if documents is None else masking.both(mask, documents.real)
 
 

@@ -134,7 +134,7 @@ def as_causal(function: Callable[..., Any]) -> Callable[..., Any]:
         needed = f"one with a causal form, as {', '.join(able)} have"
         raise expected("attention", needed, f"{mechanism.name!r}")
 
-    # Without its module and name, by which `resolve` would take it for the mechanism.
+    # Hides module and name, by which `resolve` would take it for the mechanism.
     @functools.wraps(function, assigned=functools.WRAPPER_ASSIGNMENTS[2:])
     def causal(*args: Any, **keywords: Any) -> Any:
         return function(*args, **keywords | {"is_causal": True})

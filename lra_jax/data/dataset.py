@@ -81,7 +81,7 @@ class SequenceDataset:
     num_classes: int
     max_length: int
     fingerprint: str
-    # As of examples in memory.
+    # The values for examples in memory.
     folder: str = "memory"
     splits: tuple[str, ...] = SPLITS
     parts: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class SequenceDataset:
     metric: str = "accuracy"
     several: bool = False
 
-    # Of each split and part.
+    # For each split and part.
     _lengths: dict[str, np.ndarray]
     _labels: dict[str, np.ndarray]
     _sources: dict[str, Source]

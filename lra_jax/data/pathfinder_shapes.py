@@ -245,7 +245,7 @@ def _draw_dashes(
 
 
 def _draw_marker(radius: float) -> np.ndarray:
-    # Its place is also a pixel of the large image: the middle of an even number.
+    # The marker's place is a pixel of the large image, just before its middle.
     half = math.ceil(radius) + 3
     large = np.arange(-half * _SCALE, (half + 1) * _SCALE)
     inside = large[:, None] ** 2 + large[None, :] ** 2 <= (radius * _SCALE) ** 2

@@ -58,7 +58,7 @@ class AdaptiveEmbed(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """int32 `[B, T]` to `[B, T, D]`, NaN for ids beyond the vocabulary."""
-        # As from `nnx.Embed`, ids beyond the vocabulary have no plausible vector.
+        # As in `nnx.Embed`, ids beyond the vocabulary get no plausible vector.
         known = (tokens >= 0) & (tokens < self.num_embeddings)
         out: Any = jnp.where(known, 0.0, jnp.nan)[:, :, None]
         parts = zip(self.bounds, self.tables, self.matrices, strict=True)

@@ -18,7 +18,7 @@ from lra_jax import files
 from lra_jax.errors import a_thing, expected
 from lra_jax.files import check_regular
 
-# Those that `read_arrays` can read.
+# The dtypes that `read_arrays` can read.
 _DTYPES = {
     "bool",
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -109,7 +109,7 @@ def read_arrays(file: str | os.PathLike[str]) -> dict[str, jax.Array]:
             return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise expected(str(file), "a safetensors file", error) from error
-    except AttributeError as error:  # Of numpy, which has no such dtype.
+    except AttributeError as error:  # numpy has no such dtype.
         raise expected(str(file), "arrays of dtypes that numpy has", error) from error
 
 

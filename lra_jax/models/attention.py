@@ -388,7 +388,7 @@ class MultiHeadAttention(nnx.Module):
         label, places = (None, None) if rows is None else (rows.label, rows.position)
         query, key, value = self.project(inputs, context, query_mask, mask, label)
         if self.rotary:
-            # From each document's start: not every mechanism sees only differences.
+            # From each document's start: some mechanisms see more than differences.
             query, key = rotate(query, places), rotate(key, places)
         arrays = self._masks(mask, query_mask)
         if segment_ids is not None:
@@ -409,7 +409,7 @@ class MultiHeadAttention(nnx.Module):
     def _masks(
         self, mask: jax.Array | None, query_mask: jax.Array | None
     ) -> dict[str, Any]:
-        """Those that the mechanism takes, in its form."""
+        """The masks that the mechanism takes, in its form."""
         if mask is not None and not self.accepts("mask"):
             name = self.mechanism.name
             words = f"attention {name!r} takes no mask, and attends to padding"
@@ -621,6 +621,6 @@ class MultiHeadAttention(nnx.Module):
 def _taken_by(
     function: Callable[..., Any], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Those of the keywords that a function takes."""
+    """The keywords that a function takes."""
     names = keyword_names(function)
     return {name: x for name, x in keywords.items() if name in names}

@@ -156,7 +156,7 @@ class PooledEncoder(nnx.Module):
         """
         mask = self._mask(tokens, lengths, segment_ids)
         encoded = self.encoder(tokens, mask, rngs, segment_ids, hidden, in_place=True)
-        rows = encoded[:, int(self.pooling == "cls") :]  # Without the class vector's.
+        rows = encoded[:, int(self.pooling == "cls") :]  # Without the class vector.
         return self.tokens(rows.astype(jnp.float32))
 
     def _start(self, encoded: jax.Array, mask: jax.Array | None) -> jax.Array:

@@ -49,7 +49,7 @@ Text = str | Mapping[str, Any] | tuple[Any, ...]
 """Several values: text on the command line, in Python also a dict or a tuple."""
 
 
-# Of a field without a flag of its own: other settings of a run decide it.
+# Marks a field without a flag: other settings of a run decide it.
 _NO_FLAG = {"flag": False}
 
 
@@ -186,7 +186,7 @@ class ModelConfig:
                 pairs = value.items() if isinstance(value, Mapping) else value
                 value = tuple(pairs) or ""
             elif isinstance(value, Integral) and not isinstance(value, bool):
-                value = int(value)  # Also of numpy, which is not imported here.
+                value = int(value)  # numpy's integers as well.
             elif field.name == "hybrid" and isinstance(value, str):
                 value = ",".join(name.strip() for name in value.split(","))
             elif field.name in PARTS and callable(value):
@@ -229,7 +229,7 @@ class ModelConfig:
         self._check_images()
 
     def _check_images(self) -> None:
-        smallest = self.at(self.num_layers - 1).patch  # That makes one position.
+        smallest = self.at(self.num_layers - 1).patch  # Side in pixels of a position.
         needs = {
             "positions": self.positions == "learned_2d",
             "patch": self.patch > 1,
@@ -437,7 +437,7 @@ def parse_options(text: Text, flag: str = "--model.attention_options") -> dict:
     return options
 
 
-# As written for other settings, besides Python's own words.
+# Accepted besides Python's own words, because other settings use them.
 _FLAG = {"true": True, "false": False}
 
 

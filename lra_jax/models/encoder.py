@@ -232,7 +232,7 @@ class VectorEncoder(nnx.Module):
             [make_block(config, index, rngs) for index in blocks]
         )
         ends = [x for x in blocks[1:] if config.stage(x) > config.stage(x - 1)]
-        # By the block before which they come.
+        # Keyed by the block that they come before.
         self.merges = nnx.Dict({str(x): Merge(config.at(x - 1), rngs) for x in ends})
         norm, width = _NORMS[config.norm], config.at(config.num_layers - 1).embed_dim
         ends_in_norm = config.post_norm and not config.final_norm

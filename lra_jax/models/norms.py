@@ -109,7 +109,7 @@ class InstanceNorm(PositionNorm):
             return documents.over(jax.ops.segment_sum, x, 1)
 
         def mean(x: jax.Array) -> jax.Array:
-            """Over the document of each position; 0 if nothing in it is real."""
+            """The mean of each position's document; 0 if it has no real one."""
             count = total(real.astype(x.dtype))
             return total(jnp.where(real, x, 0)) / jnp.maximum(count, 1)
 
@@ -166,7 +166,7 @@ class BatchNorm(PositionNorm):
             count = real.astype(x.dtype).sum()
 
             def average(x: jax.Array) -> jax.Array:
-                """Over all real positions; 0 if there are none."""
+                """The average over all real positions; 0 if there are none."""
                 return jnp.where(real, x, 0).sum((0, 1)) / jnp.maximum(count, 1)
 
             mean = average(x)

@@ -139,11 +139,11 @@ def prefill(
 def _keywords_of(
     run: Callable[..., Any], keywords: dict[str, Any], layer: Layer
 ) -> dict[str, Any]:
-    """Those that a mechanism's prefill takes."""
+    """The keywords that a mechanism's prefill takes."""
     accepted = accepted_keywords(run)  # None = any.
     more = {n: x for n, x in keywords.items() if accepted is None or n in accepted}
     lost = keywords.keys() - more.keys() - _OF_CALL
-    # Those of this package leave out only what does not affect their streams.
+    # This package's prefills leave out only what does not affect their streams.
     if layer.mechanism.foreign and lost:
         needed = f"{run.__name__} to take {', '.join(sorted(lost))}"
         raise expected("layer", needed, "one without")
@@ -156,7 +156,7 @@ def _earlier(
     """The last rows of earlier parts, which of them there were, and the position."""
     batch, _, width = inputs.shape
     if state is None:
-        # Of zeros like the inputs, which are split over devices as these are.
+        # Made from the inputs, so that the zeros are split over devices like them.
         first = jnp.zeros_like(inputs[:, :1])
         recent = jnp.repeat(first, before, 1)
         real = jnp.zeros_like(recent[:, :, 0], bool)

@@ -101,7 +101,7 @@ def _programs(graphdef: Any) -> tuple[Any, Any]:
 
     @jax.jit
     def reread(params: Any, inputs: Any, last: Any) -> jax.Array:
-        """The actions at a step of a window, of which later ones are not real."""
+        """The actions at a step of a window, whose later steps are not real."""
         model: Any = nnx.merge(graphdef, params)
         lengths = jnp.full(len(inputs[0]), last + 1)
         actions = model(*inputs, lengths)

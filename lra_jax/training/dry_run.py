@@ -43,7 +43,7 @@ def estimate(
     steps, token, timed = 0.0, 0.0, 0
     for part, (begin, end) in parts.items():
         cold, warm = _time_steps(trainer, begin, batches, _SECONDS / len(parts), say)
-        token = sum(warm) / work(len(warm))  # For the tokens of an average example.
+        token = sum(warm) / work(len(warm))  # Seconds per token.
         steps += token * (work(end) - work(begin))
         of = f" of {part}" if len(parts) > 1 else ""
         words.append(f"{sum(warm) / len(warm):.3g} s{of}")

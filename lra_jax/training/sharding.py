@@ -92,7 +92,7 @@ def data_shard(mesh: Mesh) -> tuple[int, int]:
     for (row, *_), device in np.ndenumerate(mesh.devices):
         held = rows.setdefault(device.process_index, [])
         held += [row] if row not in held else []
-    for held in rows.values():  # Those of others, too: all processes have to stop.
+    for held in rows.values():  # Of every process: all of them must stop.
         size, first = len(held), min(held, default=0)
         is_part = bool(size) and not total % size and not first % size
         if not is_part or held != list(range(first, first + size)):

@@ -25,8 +25,8 @@ class TrainState(NamedTuple):
 
     Attributes:
       step: int32 scalar, number of steps done.
-      params: float32 parameters, and the model's buffers, of which steps change only
-        the running means of batch norms.
+      params: float32 parameters, and the model's buffers; steps change only those
+        that are running means of batch norms.
       opt_state: state of the optimiser.
       sums: metric sums since they were last drained.
       bad_step: int32 scalar, the first step (from 1) whose loss was not finite, or -1.

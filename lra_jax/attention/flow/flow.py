@@ -287,7 +287,7 @@ def _counts(
         real = mask.astype(jnp.int32)
         counts = jnp.cumsum(real, 1)
     if rows is not None:
-        # Less those before the document; its first position may be hidden.
+        # Subtracts those before the document, whose first position may be hidden.
         counts = counts - rows.at_start(counts - real)
     if before is None:
         return counts

@@ -270,7 +270,7 @@ class _Form:
         return dataclasses.replace(self.sums_form, scale=_Options.scale)
 
     def causal(self, form: engine.Form, dtype: Any) -> tuple[Any, Sums]:
-        """Over the earlier keys; also the sums after the last position."""
+        """Attention to the earlier keys, and the sums after the last position."""
         call = self.call
         start = streams.check_sums(call.sums, self.empty)
         if call.axis is not None:
@@ -298,7 +298,7 @@ class _Form:
         return jnp.where(places < ends, log_decay, 0)
 
     def from_both_ends(self) -> jax.Array:
-        """Over all keys, with a decay by distance: the causal form from both ends."""
+        """Attention to all keys, with a decay by distance, from both ends."""
         call, slopes = self.call, jnp.asarray(self.slopes)
         length, keys = call.query.shape[1], call.key.shape[1]
         longest, mask = max(length, keys), call.mask
@@ -324,7 +324,7 @@ class _Form:
         return (out * self.options.scale(total)[..., None])[:, :length]
 
     def whole(self) -> jax.Array:
-        """Over all keys: ``phi(q) (phi(k)^T v)``."""
+        """Attention to all keys: ``phi(q) (phi(k)^T v)``."""
         call = self.call
         query = self.features(call.query, call.query_mask)
         sums = exchange.total(self.part_sums(None), call.axis)
@@ -334,7 +334,7 @@ class _Form:
         return jnp.swapaxes(out * self.options.scale(total)[..., None], 1, 2)
 
     def by_document(self, rows: packed.Packed) -> jax.Array:
-        """Over the keys of the query's document."""
+        """Attention to the keys of the query's document."""
         call = self.call
         # The sums that other devices hold, if the rows are sliced.
         before, beyond = rows.around(self.part_sums) or (self.empty, self.empty)

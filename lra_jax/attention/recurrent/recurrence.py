@@ -6,7 +6,7 @@ The state S `[H, Hv]` of a head is updated at each position:
 - the (gated) delta rule: ``S_t = a_t (I - b_t k_t k_t^T) S_(t-1) + b_t k_t v_t^T``;
 
 and read by the query, ``out_t = S_t^T q_t``. Within a chunk of C positions decays are
-multiplied, or differences of sums of their logarithms are exponentiated, of which none
+multiplied, or differences of sums of their logarithms are exponentiated, none of which
 is positive. Nothing is divided by a product of decays, which may vanish.
 
 Without ``is_causal`` a query also reads the state of the reversed recurrence over the

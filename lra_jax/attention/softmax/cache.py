@@ -41,7 +41,7 @@ def empty_for(key: jax.Array, value: jax.Array, size: int) -> SoftmaxState:
     """The same for ``size`` positions, and for keys and values `[B, T, n, ...]`."""
     shape, other = ((x.shape[0], x.shape[2], size, x.shape[3]) for x in (key, value))
     state = empty(shape, other, key.dtype, value.dtype)
-    # With the sharding of the samples.
+    # Adding these zeros gives the state the sharding of the samples.
     sample = jnp.zeros_like(key[:, 0, 0, 0])
     return jax.tree.map(
         lambda x: x + inputs.align(sample, x.ndim).astype(x.dtype), state

@@ -99,7 +99,7 @@ def reformer_attention(
     dtype = inputs.accumulation_dtype(query, value)
     wide = call.replace(value=call.value.astype(dtype))
     _, sequence = patterns.prepare(wide, "reformer")
-    # As keys, so that a broken one is not zeroed as a query would be.
+    # Hidden like keys: a query's broken rows would be zeroed.
     shared = masking.by_head(query, query.shape[2], call.mask, dtype)
     compute = jax.checkpoint(functools.partial(_compute, rounds, precision))
     out = compute(shared, sequence.value, sequence.position)
@@ -208,7 +208,7 @@ def _compute(
         return _permute(x, order, back).reshape(batch, -1, length, x.shape[-1])
 
     def unsort(x: jax.Array) -> jax.Array:
-        # In two steps, of which each splits or joins axes, for sharded arrays.
+        # Two steps, since sharded arrays cannot split and join axes in one.
         x = x.reshape(*x.shape[:2], -1, x.shape[-1])
         x = x.reshape(batch, heads, rounds.count, *x.shape[2:])
         return _permute(x[:, :, :, :length], back, order)

@@ -28,7 +28,7 @@ from lra_jax.files import read_bytes
 
 SUFFIXES = (".tsv", ".csv")
 
-# As spreadsheets write it: quotation marks within a cell are doubled.
+# A cell as spreadsheets quote it: quotation marks within are doubled.
 _QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 
 Row = tuple[int, list[str], str]

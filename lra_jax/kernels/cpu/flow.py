@@ -146,14 +146,14 @@ def _unit(spec: FlowSpec, operands: Inputs) -> jax.Array:
 
 
 def _masks(operands: Inputs) -> list[jax.Array]:
-    """Those of the keys and of the queries."""
+    """The masks of the keys and of the queries."""
     return [programs.mask_of(x) for x in (operands.mask, operands.query_mask)]
 
 
 def _product_arrays(
     operands: Inputs, unit: jax.Array, competition: jax.Array
 ) -> list[jax.Array]:
-    # Without slopes.
+    # There are no slopes.
     others = programs.absent(), _documents(operands), competition
     return [*operands[:3], programs.mask_of(operands.mask), unit, unit, *others]
 

@@ -24,7 +24,7 @@ def forward(spec: RecurrentSpec, operands: Inputs, save: bool) -> tuple[jax.Arra
     shape = (*query.shape[:3], operands.value.shape[3])
     name, shapes = "lra_gated_forward", [shape]
     if operands.beta is not None:
-        # Also what was missing of each value.
+        # This kernel also returns what was missing of each value.
         name, shapes = "lra_delta_forward", [shape, shape]
     results = [
         programs.call(name, shapes, _arrays(read), from_end=from_end)
