@@ -190,7 +190,7 @@ def best_by_validation(groups: Mapping[str, "Group"]) -> Iterator[str]:
     Series whose checkpoints were chosen by accuracy are not compared with those chosen
     by loss (``--train.best_by``), nor are runs on different examples.
     """
-    from lra_jax.reports.choice import best_group, budgets, unequal_budgets
+    from lra_jax.reports.choice import best_group, unequal_budgets
 
     comparable: dict[tuple[str, ...], dict[str, Group]] = {}
     for series, group in groups.items():
@@ -201,7 +201,7 @@ def best_by_validation(groups: Mapping[str, "Group"]) -> Iterator[str]:
         best = best_group([*by_series.values()])
         if len(by_series) > 1 and best is not None:
             (series,) = (name for name, group in by_series.items() if group is best)
-            unequal = unequal_budgets(budgets([*by_series.values()]))
+            unequal = unequal_budgets([*by_series.values()])
             yield (
                 f"{task}, {mixers}: best of {len(by_series)}: {series}, by "
                 f"{_validation(best)}{f'; {unequal}' if unequal else ''}"

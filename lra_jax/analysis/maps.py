@@ -31,7 +31,7 @@ _MOST_KINDS = 24
 _DOT = "\N{MIDDLE DOT}"  # for what cannot be shown
 
 _EVEN = "mean over the heads; 1 is an even share"
-# By field of `Maps`: the unit, and the meaning in words.
+# By their names in `Maps`: the unit, and the meaning in words.
 _SCORES = {
     "received": ("share", f"weight that each token receives ({_EVEN})"),
     "competition": ("share", f"competition of the sources ({_EVEN})"),
@@ -48,22 +48,20 @@ class Maps(NamedTuple):
     Attributes:
       layer: counted from 1.
       weights: `[N, T, T]`, with the class vector first if the model has one.
-      received: `[N, T]`, how much each token is attended to, in units of an even share:
-        the row of the class vector, or the mean over all rows, in absolute values,
-        divided by its mean. In a causal model a token is also divided by what it would
-        receive if every token attended evenly to all that it sees, of which the first
-        tokens get most. The class vector itself is left out.
+      scores: `[N, T]` by name. "received": how much each token is attended to, in units
+        of an even share: the row of the class vector, or the mean over all rows, in
+        absolute values, divided by its mean. In a causal model a token is also divided
+        by what it would receive if every token attended evenly to all that it sees, of
+        which the first tokens get most. The class vector itself is left out.
+        "competition" and "allocation": of Flow-Attention alone.
       tokens: `[T]`, ids, bytes or pixels.
-      competition, allocation: of Flow-Attention, `[N, T]`; None for other mechanisms.
       label, prediction: classes; None if there is one per position.
     """
 
     layer: int
     weights: np.ndarray
-    received: np.ndarray
+    scores: dict[str, np.ndarray]
     tokens: np.ndarray
-    competition: np.ndarray | None = None
-    allocation: np.ndarray | None = None
     label: int | None = None
     prediction: int | None = None
 
@@ -99,18 +97,18 @@ def example_maps(saved: Any, batch: Any, layer: int) -> Maps:
     if config.is_causal:
         documents = batch.get("segment_ids", np.ones((1, length), int))
         received = received / even_shares(np.asarray(documents)[0, :length])
-    flows: dict[str, Any] = {}
+    scores = {"received": received}
     if call.mechanism.name == "flow":
         terms = flow_terms(call.query, call.key, **call.keywords)
         for name in ("competition", "allocation"):
-            flows[name] = np.asarray(getattr(terms, name))[0, front:end].T
+            scores[name] = np.asarray(getattr(terms, name))[0, front:end].T
     classes: dict[str, Any] = {}
     labels = batch.get("labels", np.zeros((1, 0)))
     if labels.ndim == 1 and labels.dtype.kind != "f":
         arrays = (jnp.asarray(batch[name]) for name in saved.model.INPUTS)
         classes["label"] = int(labels[0])
         classes["prediction"] = int(saved.model(*arrays)[0].argmax())
-    return Maps(layer, weights, received, tokens, **flows, **classes)
+    return Maps(layer, weights, scores, tokens, **classes)
 
 
 def even_shares(documents: np.ndarray) -> np.ndarray:
@@ -128,39 +126,20 @@ def _length(batch: Any, name: str) -> int:
     return int(batch[name.replace("tokens", "lengths", 1)][0])
 
 
-class Score(NamedTuple):
-    """A number for each token.
-
-    Attributes:
-      name: of the picture.
-      unit: label of its colours.
-      values: `[T]`.
-      meaning: in words.
-    """
-
-    name: str
-    unit: str
-    values: np.ndarray
-    meaning: str
-
-
 def maps_section(maps: Maps, saved: Any, title: str) -> Section:
     """The matrices of one layer, and the example shaded by what its tokens receive."""
     parts = [_matrices(maps)]
-    if maps.competition is not None and maps.allocation is not None:
-        flows = {"competition": maps.competition, "allocation": maps.allocation}
+    flows = {name: x for name, x in maps.scores.items() if name != "received"}
+    if flows:
         parts.append(draw_flows(flows, _kinds(maps, saved)))
-    for name, (unit, meaning) in _SCORES.items():
-        values = getattr(maps, name)
-        if values is not None:
-            score = Score(name, unit, values.mean(0), meaning)
-            parts.append(_example(score, maps, saved))
+    for name, values in maps.scores.items():
+        parts.append(_example(name, values.mean(0), maps, saved))
     return Section(title, parts)
 
 
 def _kinds(maps: Maps, saved: Any) -> list[str]:
     """The kind of each position; those of an image or of a series are its thirds."""
-    size, parts = maps.received.shape[-1], saved.dataset.step_parts
+    size, parts = maps.scores["received"].shape[-1], saved.dataset.step_parts
     if len(parts) > 1:
         return list(itertools.islice(itertools.cycle(parts), size))
     if saved.dataset.image_shape is None and not parts:
@@ -174,7 +153,7 @@ def _words(maps: Maps, saved: Any) -> list[str]:
     parts = saved.dataset.step_parts
     if not parts:
         return split_words(maps.tokens, saved.dataset.decode or saved.task.decode)
-    steps = range(maps.received.shape[-1])
+    steps = range(maps.scores["received"].shape[-1])
     return [f"{parts[n % len(parts)]} {n // len(parts)}" for n in steps]
 
 
@@ -263,31 +242,29 @@ def token_kinds(words: Sequence[str]) -> list[str]:
     ]
 
 
-def _example(score: Score, maps: Maps, saved: Any) -> Chart:
-    """The example itself, shaded."""
+def _example(name: str, values: np.ndarray, maps: Maps, saved: Any) -> Chart:
+    """The example itself, shaded by the values `[T]` of a score."""
     shape = saved.dataset.image_shape
     names = saved.dataset.classes or range(saved.dataset.num_classes)
     guess = "" if maps.prediction is None else f", predicted {names[maps.prediction]}"
     about = "" if maps.label is None else f" (label {names[maps.label]}{guess})"
     if shape is not None:
-        chart = draw_image(maps.tokens, score, shape)
+        chart = draw_image(maps.tokens, shape, name, values)
     elif saved.task.tree is not None:
-        chart = draw_tree(saved.task.tree(maps.tokens), score)
+        chart = draw_tree(saved.task.tree(maps.tokens), name, values)
     else:
-        chart = draw_text(_words(maps, saved), score)
-    caption = f"The example{about}, shaded by the {score.meaning}."
-    data = {"values": score.values, "tokens": maps.tokens}
+        chart = draw_text(_words(maps, saved), name, values)
+    caption = f"The example{about}, shaded by the {_SCORES[name][1]}."
+    data = {"values": values, "tokens": maps.tokens}
     return chart._replace(caption=caption, data=data)
 
 
-def draw_image(pixels: np.ndarray, score: Score, shape: tuple[int, int]) -> Chart:
-    """The image, and beside it what each of its positions receives."""
-    panels = [
-        _input(pixels, shape),
-        _scores(score.name, score.values, shape, score.unit),
-    ]
-    name = f"map-{score.name}"
-    return Chart(name, panels, "", size=(3.9, 3.1), ylabels=["row"])
+def draw_image(
+    pixels: np.ndarray, shape: tuple[int, int], name: str, values: np.ndarray
+) -> Chart:
+    """The image, and beside it a score of its positions."""
+    panels = [_input(pixels, shape), _scores(name, values, shape, _SCORES[name][0])]
+    return Chart(f"map-{name}", panels, "", size=(3.9, 3.1), ylabels=["row"])
 
 
 def _input(pixels: np.ndarray, shape: tuple[int, int]) -> Panel:
@@ -335,7 +312,7 @@ def side_by_side(runs: Sequence[tuple[Maps, Any]], title: str) -> Section:
         options = saved.config.model.attention_options
         names.append(" ".join(filter(None, (saved.config.mixers, options))))
     unit, meaning = _SCORES["received"]
-    shares = [maps.received.mean(0) for maps, _ in runs]
+    shares = [maps.scores["received"].mean(0) for maps, _ in runs]
     panels = [_input(runs[0][0].tokens, shape)]
     panels += [_scores(*pair, shape, unit) for pair in zip(names, shares, strict=True)]
     caption = f"The same image in {len(runs)} runs, shaded by the {meaning}."
@@ -345,9 +322,9 @@ def side_by_side(runs: Sequence[tuple[Maps, Any]], title: str) -> Section:
     return Section(title, [chart])
 
 
-def draw_tree(tree: Any, score: Score) -> Chart:
+def draw_tree(tree: Any, name: str, values: np.ndarray) -> Chart:
     """An expression as a tree: operators above their arguments, leaves in order."""
-    places, values = tree.places, score.values
+    places, unit = tree.places, _SCORES[name][0]
     nodes = sorted(places)
     named = _apart(nodes if len(nodes) <= 120 else _top(tree), places)
     looks: dict[str, Any] = {
@@ -374,11 +351,10 @@ def draw_tree(tree: Any, score: Score) -> Chart:
         words = [tree.words[node] for node in named]
         charts.letters(axis, drawn, values[named], spots, words)
         axis.invert_yaxis()
-        charts.colour_bar(figure, axis, drawn, score.unit, fraction=0.03, pad=0.01)
+        charts.colour_bar(figure, axis, drawn, unit, fraction=0.03, pad=0.01)
 
     panel = Panel((), draw, integers="xy", settings={"xlabel": "leaf"})
-    name = f"map-{score.name}"
-    return Chart(name, [panel], "", size=(9.5, 4.2), ylabels=["depth"])
+    return Chart(f"map-{name}", [panel], "", size=(9.5, 4.2), ylabels=["depth"])
 
 
 def _apart(nodes: Sequence[int], places: Mapping[int, Any]) -> list[int]:
@@ -402,7 +378,7 @@ def _top(tree: Any) -> list[int]:
     return [node for node, depth in zip(inner, depths, strict=True) if depth <= last]
 
 
-def draw_text(words: Sequence[str], score: Score) -> Chart:
+def draw_text(words: Sequence[str], name: str, values: np.ndarray) -> Chart:
     """Text in lines, each token on a shaded cell."""
     longest = max(map(len, words))
     # A cell of a single character has room for two.
@@ -410,24 +386,24 @@ def draw_text(words: Sequence[str], score: Score) -> Chart:
     count = min(len(words), columns * _MOST_LINES)
     lines = -(-count // columns)
     cells = np.full(lines * columns, np.nan)
-    cells[:count] = score.values[:count]
+    cells[:count] = values[:count]
     room = 2 * _COLUMNS // columns - 1
     cut = [w if len(w) <= room else f"{w[: room - 3]}..." for w in words[:count]]
 
-    matrix = cells.reshape(lines, columns)
-    scale = charts.colour_scale(score.values)
+    matrix, unit = cells.reshape(lines, columns), _SCORES[name][0]
+    scale = charts.colour_scale(values)
 
     def draw(figure: Figure, axis: Axes) -> None:
         """Shades, and the words on them."""
-        drawn = charts.draw_image(figure, axis, matrix, score.unit, norm=scale)
+        drawn = charts.draw_image(figure, axis, matrix, unit, norm=scale)
         axis.set_facecolor(charts.OUTSIDE)  # After the end of a text.
         places = [(index % columns, index // columns) for index in range(count)]
-        charts.letters(axis, drawn, score.values[:count], places, cut)
+        charts.letters(axis, drawn, values[:count], places, cut)
 
     kind = "character" if longest == 1 else "token"
     panel = Panel((), draw, integers="xy", settings={"xlabel": f"{kind} of a line"})
     size = (9.5, 1.4 + 0.24 * lines)
-    return Chart(f"map-{score.name}", [panel], "", size=size, ylabels=["line"])
+    return Chart(f"map-{name}", [panel], "", size=size, ylabels=["line"])
 
 
 def split_words(tokens: np.ndarray, decode: Callable[[np.ndarray], str]) -> list[str]:

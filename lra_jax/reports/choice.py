@@ -1,6 +1,6 @@
 """Which setting of a mechanism a report shows: validation chooses, never the test."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from lra_jax.reports.comparison import (
@@ -158,20 +158,13 @@ def validation(group: Group) -> str:
     return f"{group.metric} {group.mean('valid_accuracy_best'):.2f}"
 
 
-Budget = tuple[int, str]
-"""The number of examples that training showed, and the fingerprint of the data."""
-
-
-def budgets(groups: Sequence[Group], among: Sequence[Group] = ()) -> dict[str, Budget]:
-    """The training budget of each group, by its name `among` more groups."""
-    return {full_title(group, among or groups): group.budget for group in groups}
-
-
-def unequal_budgets(rows: Mapping[str, Budget]) -> str:
-    """Says which rows cannot be compared; empty if all have the same budget."""
-    names: dict[Budget, list[str]] = {}
-    for name, budget in rows.items():
-        names.setdefault(budget, []).append(name)
+def unequal_budgets(groups: Sequence[Group], among: Sequence[Group] = ()) -> str:
+    """Says which rows cannot be compared; empty if all have the same training budget.
+    Names say what differs `among` more groups."""
+    names: dict[tuple[int, str], dict[str, None]] = {}
+    for group in groups:
+        of_budget = names.setdefault(group.budget, {})
+        of_budget[full_title(group, among or groups)] = None
     if len(names) < 2:
         return ""
     several = len({data for _, data in names}) > 1

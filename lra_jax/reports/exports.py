@@ -8,7 +8,6 @@ from typing import Any
 from markupsafe import Markup
 
 from lra_jax.reports.choice import (
-    budgets,
     chosen_groups,
     describe_settings,
     find_families,
@@ -148,7 +147,7 @@ def _table(caption: str, groups: Sequence[Group], among: Sequence[Group]) -> str
     heads = [name.replace("_", " ") for name in names] or [
         f"test {groups[0].metric}, %"
     ]
-    unequal = unequal_budgets(budgets(groups, among))
+    unequal = unequal_budgets(groups, among)
     # No mark where it would choose a setting on the test split.
     tried = {id(x): len(f.groups) for f in find_families(among) for x in f.chosen}
     by_test = any(group.last_only and tried[id(group)] > 1 for group in groups)

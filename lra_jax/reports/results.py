@@ -9,7 +9,6 @@ from lra_jax.reports import curves
 from lra_jax.reports.choice import (
     all_settings,
     best_group,
-    budgets,
     chosen_groups,
     unequal_budgets,
 )
@@ -92,7 +91,7 @@ def _task_section(task: str, groups: Sequence[Group]) -> Section:
     for is_official in (True, False):
         members = [group for group in chosen if group.by_protocol == is_official]
         if members:
-            unequal = unequal_budgets(budgets(members))
+            unequal = unequal_budgets(members)
             parts += [_OTHERS] if members[0].is_apart else []
             parts += [unequal or _EQUAL] if len(members) > 1 else []
             parts.append(task_table(task, members, groups))

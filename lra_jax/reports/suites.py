@@ -17,7 +17,6 @@ from lra_jax.reports.charts import Chart, Panel
 from lra_jax.reports.choice import (
     all_settings,
     best_group,
-    budgets,
     find_families,
     unequal_budgets,
 )
@@ -143,7 +142,7 @@ def _unequal_tests(best: Best, tests: Sequence[Test]) -> list[Part]:
     lines = []
     for test in tests:
         groups = [row[test.name] for row in best.values() if test.name in row]
-        unequal = unequal_budgets(budgets(groups))
+        unequal = unequal_budgets(groups)
         lines += [f"{test.name}: {unequal}"] if unequal else []
     return [Items(lines)] if lines else []
 

@@ -12,7 +12,6 @@ from lra_jax import analyze
 from lra_jax.analysis import maps as maps_module
 from lra_jax.analysis.maps import (
     Maps,
-    Score,
     draw_image,
     draw_text,
     even_shares,
@@ -236,7 +235,7 @@ def test_images_and_text(task, shape, tmp_path):
     weights = rng.normal(size=(2, 16, 16))  # of either sign
     received = np.abs(weights).mean(1)
     tokens = np.frombuffer(b"a <b> $x$ & c\xe9\n.", np.uint8)
-    maps = Maps(1, weights, received, tokens, label=1)
+    maps = Maps(1, weights, {"received": received}, tokens, label=1)
     page = Page("Maps", tmp_path)
     page.add(maps_section(maps, Saved(task, shape), "an example"))
     assert (tmp_path / "map-received.png").stat().st_size > 1000
@@ -276,8 +275,8 @@ def test_tokens_are_shown_in_their_own_vocabulary():
 
 
 def test_words_have_room_in_the_picture():
-    score = Score("received", "share", np.arange(20.0) + 1, "")
-    figure: Any = draw_text([*["of"] * 19, "abcdefghijklmnopqrs"], score).draw()
+    words = [*["of"] * 19, "abcdefghijklmnopqrs"]
+    figure: Any = draw_text(words, "received", np.arange(20.0) + 1).draw()
     axis, bar = figure.axes
     shown = [text.get_text() for text in axis.texts]
     assert shown == [*["of"] * 19, "abcdefghijkl..."]
@@ -315,8 +314,8 @@ def test_maps_of_images_in_patches(pooling, tmp_path):
     size = np.abs(maps.weights)
     size = (size[:, 0] if front else size.mean(1))[:, front:]
     expected_shares = size / size.mean(1, keepdims=True)
-    np.testing.assert_allclose(maps.received, expected_shares, rtol=1e-6)
-    assert maps.competition is not None and maps.competition.shape == (2, 8)
+    np.testing.assert_allclose(maps.scores["received"], expected_shares, rtol=1e-6)
+    assert maps.scores["competition"].shape == (2, 8)
     # If all tokens of a causal model attend evenly, in each document of a row.
     documents = np.array([1, 1, 1, 2, 2])
     shares = [11 / 6, 5 / 6, 1 / 3, 3 / 2, 1 / 2]
@@ -328,7 +327,7 @@ def test_maps_of_images_in_patches(pooling, tmp_path):
 
 
 def test_each_picture_of_an_image_has_its_own_title():
-    score = Score("allocation", "part allocated", np.ones(16), "")
-    figure = draw_image(np.arange(16), score, (4, 4)).draw()
+    chart = draw_image(np.arange(16), (4, 4), "allocation", np.ones(16))
+    figure = chart.draw()
     assert [axis.get_title() for axis in figure.axes[:2]] == ["input", "allocation"]
     assert "part allocated" in [axis.get_ylabel() for axis in figure.axes]
