@@ -83,10 +83,10 @@ class Grid:
         rows = [self._rows.get((name, x), {"status": "-"}) for x in self.lengths]
         return [text(x) if x["status"] == "measured" else x["status"] for x in rows]
 
-    def times(self, row: Row, base: str, cost: Cost, digits: int = 2) -> str:
+    def times(self, row: Row, base: str, cost: Cost) -> str:
         """The cost of a row as a multiple of a mechanism's, "-" if that is unknown."""
         other = self.find(base, row["length"])
-        return f"{significant(cost(row) / cost(other), digits)}x" if other else "-"
+        return f"{significant(cost(row) / cost(other), 2)}x" if other else "-"
 
 
 def make_page(view: str, rows: Sequence[Row]) -> Page:

@@ -94,17 +94,22 @@ def test_a_part_that_ends_badly_costs_itself_alone(tmp_path, monkeypatch) -> Non
     assert "The same command repeats them" in page
 
 
-def test_ctrl_c_says_one_line_and_keeps_what_is_there(tmp_path) -> None:
-    """Of processes as they are: one that says which device there is, and one more."""
-    process = helpers.start("-m", "lra_jax.benchmark", *TINY, f"--out={tmp_path}")
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("reference: up to"):
-            break
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    advice = "interrupted; the same command resumes"
-    helpers.assert_one_error(process.returncode, err, 128 + signal.SIGINT, advice)
+def test_ctrl_c_says_one_line_and_keeps_what_is_there(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    """The first part is a process as it is, which says what device there is."""
+    run = parts.run
+
+    def interrupted(command: list[str], *others: Any) -> str | None:
+        if "--part=reference" in command:
+            raise KeyboardInterrupt
+        return run(command, *others)
+
+    monkeypatch.setattr(parts, "run", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main([*TINY, f"--out={tmp_path}"])
+    advice, err = "interrupted; the same command resumes", capsys.readouterr().err
+    helpers.assert_one_error(stop.value.code, err, 128 + signal.SIGINT, advice)
     values = read(tmp_path)
     assert values["parts"] == [] and values["device"] == describe_devices()
 

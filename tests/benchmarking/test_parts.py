@@ -22,6 +22,14 @@ def test_how_a_process_ends(tmp_path, script, seconds, expected) -> None:
     assert parts.run(command, {}, tmp_path / "log", seconds) == expected
 
 
+def test_ctrl_c_ends_the_process_too(tmp_path) -> None:
+    """Or this test would take a minute."""
+    script = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); "
+    command = [sys.executable, "-c", f"{script}time.sleep(60)"]
+    with pytest.raises(KeyboardInterrupt):
+        parts.run(command, {}, tmp_path / "log", 60)
+
+
 def test_processes_leave_memory_on_the_device_alone(tmp_path, monkeypatch) -> None:
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
     monkeypatch.delenv(name, raising=False)
