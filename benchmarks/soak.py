@@ -5,7 +5,7 @@
 A small run on generated ListOps is trained again and again. Each time it gets a SIGKILL
 at a random moment of one phase (start-up, data, compilation, step, evaluation,
 checkpoint, end); then the same command resumes.
-Parameters, optimiser, metric sums, position in the data, metrics and result at the end
+Parameters, optimizer, metric sums, position in the data, metrics and result at the end
 must equal those of an undisturbed run, bit for bit. Stops are SIGINT and SIGTERM in the
 same phases: the run must end with their exit code and one line. The log lists each of
 them.

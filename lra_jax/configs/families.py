@@ -88,7 +88,7 @@ def encoder(**settings: Any) -> ModelConfig:
 official_train = functools.partial(
     TrainConfig, schedule="lra", adam_b2=0.98, adam_eps=1e-9, clip_norm=0.0
 )
-"""LRA's optimiser, with settings of a task."""
+"""LRA's optimizer, with settings of a task."""
 
 official_model = functools.partial(
     encoder,
@@ -103,7 +103,7 @@ official_model = functools.partial(
 compact_train = functools.partial(
     TrainConfig, learning_rate=1e-4, schedule="linear", adam_eps=1e-6
 )
-"""The PyTorch code bases' optimiser, with settings of a task."""
+"""The PyTorch code bases' optimizer, with settings of a task."""
 
 modern_train = functools.partial(
     TrainConfig,
@@ -114,7 +114,7 @@ modern_train = functools.partial(
     weight_decay=0.05,
     decay_vectors=False,
 )
-"""Our optimiser, with settings of a task."""
+"""Our optimizer, with settings of a task."""
 
 modern_model = functools.partial(
     encoder,

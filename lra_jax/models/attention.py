@@ -33,7 +33,7 @@ from lra_jax.models.stream import LayerState
 class Buffer(nnx.Variable):
     """An array that belongs to a model but is not trained, such as random features.
 
-    It is saved and restored with the parameters, but the optimiser never sees it.
+    It is saved and restored with the parameters, but the optimizer never sees it.
     """
 
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules by name, and the optimiser that a config describes."""
+"""Learning-rate schedules by name, and the optimizer that a config describes."""
 
 import dataclasses
 import functools
@@ -88,7 +88,7 @@ def _lra(step: jax.typing.ArrayLike, config: TrainConfig) -> jax.Array:
 def make_optimizer(
     config: TrainConfig, pretrain: PretrainConfig | None = None
 ) -> optax.GradientTransformation:
-    """The optimiser on the schedule, after clipping to ``clip_norm`` unless it is 0.
+    """The optimizer on the schedule, after clipping to ``clip_norm`` unless it is 0.
 
     Weight decay is decoupled for all of them. Without ``decay_vectors``, it skips
     arrays of one axis and norms' scales.
@@ -149,7 +149,7 @@ def label_parameters(params: Any) -> Any:
 
 
 def renew(state: optax.OptState, fresh: optax.OptState) -> optax.OptState:
-    """The fresh state of an optimiser, in which the schedule goes on."""
+    """The fresh state of an optimizer, in which the schedule goes on."""
     return jax.tree.map(
         lambda new, old: old if _is_schedule(old) else new,
         fresh,
@@ -163,7 +163,7 @@ def _is_schedule(part: Any) -> bool:
 
 
 def _keeps_schedule(optimizer: optax.GradientTransformation) -> bool:
-    """Whether `renew` finds the step of the schedule in the optimiser's state."""
+    """Whether `renew` finds the step of the schedule in the optimizer's state."""
     with jax.numpy_dtype_promotion("standard"):  # Optax relies on it.
         state = jax.eval_shape(optimizer.init, {"kernel": jnp.zeros((2, 2))})
     return any(map(_is_schedule, jax.tree.leaves(state, is_leaf=_is_schedule)))
@@ -199,7 +199,7 @@ _OUTER = {
 def _make(
     name: str, parts: dict[str, Any], args: dict[str, Any], options: dict[str, Any]
 ) -> optax.GradientTransformation:
-    """An optimiser, or its direction, by its name or path; see `make_optimizer`."""
+    """An optimizer, or its direction, by its name or path; see `make_optimizer`."""
     offers = {"labels": label_parameters, "weight_decay": 0.0}
     kind = optax.GradientTransformation
     flag = "--train.optimizer"

@@ -27,7 +27,7 @@ class TrainState(NamedTuple):
       step: int32 scalar, number of steps done.
       params: float32 parameters, and the model's buffers; steps change only those
         that are running means of batch norms.
-      opt_state: state of the optimiser.
+      opt_state: state of the optimizer.
       sums: metric sums since they were last drained.
       bad_step: int32 scalar, the first step (from 1) whose loss was not finite, or -1.
       peak: float32 scalar, the largest loss of a step since the sums were drained.
@@ -50,7 +50,7 @@ def init_state(
     ema: float = 0.0,
     classes: int = 0,
 ) -> TrainState:
-    """The state before the first step; the optimiser sees only the parameters.
+    """The state before the first step; the optimizer sees only the parameters.
 
     With ``ema``, the state also keeps an average of the parameters; ``classes`` is that
     of `zero_sums`.
@@ -128,7 +128,7 @@ def step_function(
     The dropout key of a step is ``fold_in(key(seed), step)``, so no random state has to
     be saved. Parameters that ``learns``, a filter of Flax NNX, does not select keep
     their values, and their gradients count as zero. After ``renewed_at`` steps, if that
-    is not 0, the optimiser's moments and the average start afresh: the old ones belong
+    is not 0, the optimizer's moments and the average start afresh: the old ones belong
     to another loss, or to parameters that were not trained.
 
     With decay d = ``ema``, the average after t steps is the sum of ``d^(t - k) p_k``

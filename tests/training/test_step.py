@@ -73,7 +73,7 @@ def test_the_seed_decides_what_is_dropped():
 
 
 def test_moments_begin_anew_after_a_number_of_steps():
-    """The third step is then the first of another optimiser; the second is not."""
+    """The third step is then the first of another optimizer; the second is not."""
     optimizer = optax.adam(optax.linear_schedule(0.1, 0.0, 4))
     step, state = make_step(optimizer)
     renewing, _ = make_step(optimizer, renewed_at=2)

@@ -16,9 +16,8 @@ Cost: O(T W (H + Hv)) time and O(T W) memory for W = (7 + R) C, by gathered bloc
 The draws are a hash of seed, head, block and count: the same on every machine, without
 any state. The last block and the range of the draws follow each sample's real length,
 so padding on the right is exact. Deviations: the authors' code needs lengths divisible
-by C and masks by adding -1e4; here the last block may be short. Their code and the
-arena's draw from the first 1,024 positions only, and the arena's draws differ from
-layer to layer.
+by C and masks by adding -1e4; here the last block may be short. Their code and LRA's
+draw from the first 1,024 positions only, and LRA's draws differ from layer to layer.
 """
 
 from typing import Any

@@ -8,7 +8,7 @@ Causal forms leave out positions j > i.
 Cost: O(T W (H + Hv)) time and O(T W) memory for W = 2 window + C keys per query (window
 + C if causal, W = C in blocks of C), by gathered blocks (`softmax.patterns`).
 
-Deviations: the arena's code reshapes to `[blocks in length, blocks, ...]`, so that its
+Deviations: LRA's code reshapes to `[blocks in length, blocks, ...]`, so that its
 "blocks" are strided and its padding mask applies to the wrong positions; here blocks
 are contiguous. A row that sees nothing is exactly zero.
 """

@@ -9,8 +9,8 @@ gathered blocks (`lra_jax.attention.softmax.patterns`).
 
 Deviations: global positions are the first ones, where a class vector is, not chosen by
 the caller; global queries use the same projections as all others (the paper gives
-them a second set); no dilated windows. The arena's code masks a dense n-by-n matrix,
-and with even windows sees one more position on the right than on the left.
+them a second set); no dilated windows. LRA's code masks a dense n-by-n matrix, and with
+even windows sees one more position on the right than on the left.
 """
 
 from typing import Any

@@ -27,10 +27,10 @@ not look back, whereas in the authors' code it looks at the last; today's versio
 that code sees all keys of both chunks, whatever their bucket, and counts a pair once
 per round.
 
-The arena's code cuts the sequence into as many chunks as there are buckets
-(``chunk=None``), multiplies the scores by sqrt(H) instead of dividing, does not
-normalise the keys, sees itself and other buckets, hashes with one constant rotation,
-mixes up heads, and has no output projection.
+LRA's code cuts the sequence into as many chunks as there are buckets (``chunk=None``),
+multiplies the scores by sqrt(H) instead of dividing, does not normalise the keys, sees
+itself and other buckets, hashes with one constant rotation, mixes up heads, and has no
+output projection.
 """
 
 import functools

@@ -16,9 +16,9 @@ sorted into an early block depend on later ones.
 Blocks with no real positions take no part in the sorting, and blocks are counted from
 position 0: padding is exact on the right. Deviations: block means of the keys
 replace the paper's block sums of the layer's input; no Gumbel noise; the sorting
-network is one linear map. In the arena's code the learned permutation cancels, since
-every block attends to the sum of all; its blocks are strided, and its output is the sum
-of two softmaxes, one over the own block and one over the sorted one.
+network is one linear map. In LRA's code the learned permutation cancels, since every
+block attends to the sum of all; its blocks are strided, and its output is the sum of
+two softmaxes, one over the own block and one over the sorted one.
 """
 
 from typing import Any

@@ -14,8 +14,8 @@ Cost: O(T W (H + Hv)) time and O(T W) memory, with W = 3 l + T / l for "strided"
 l + c T / l for "fixed": T^1.5 where l = sqrt(T).
 
 Deviations: every head sees the union of the paper's two parts (its "merged" head); in
-the paper they may also alternate between layers or heads. The arena's code masks a
-dense n-by-n matrix.
+the paper they may also alternate between layers or heads. LRA's code masks a dense
+n-by-n matrix.
 """
 
 import math

@@ -18,12 +18,12 @@ Cost: O(T S (H + Hv)) time and O(T S) memory, as for softmax attention: the matr
 formed, and only the product with the keys is avoided.
 
 Columns belong to positions counted from 0, so padding is exact on the right.
-Deviations: there are no mixtures of variants, and the arena's models are one: "random"
-scores plus ``q_i . k_j / sqrt(H)``, which is why this mechanism has no options in
-``--preset=official``. Padding is left out of the softmax, where the arena's layer
-ignores it if it has no such products. A layer projects queries for every variant,
-because options do not change which projections it has; the random variants do not read
-them, so these parameters get no gradient and never change.
+Deviations: there are no mixtures of variants, and LRA's models are one: "random" scores
+plus ``q_i . k_j / sqrt(H)``, which is why this mechanism has no options in
+``--preset=official``. Padding is left out of the softmax, where LRA's layer ignores it
+if it has no such products. A layer projects queries for every variant, because options
+do not change which projections it has; the random variants do not read them, so these
+parameters get no gradient and never change.
 """
 
 import math
