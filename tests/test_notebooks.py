@@ -14,6 +14,8 @@ import jax
 import pytest
 from matplotlib import pyplot
 
+from lra_jax import train
+
 FOLDER = Path(__file__).parents[1] / "notebooks"
 SOURCES = sorted(FOLDER.glob("[0-9]_*.py"))
 
@@ -95,6 +97,7 @@ def notebook(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(train, "_draw", lambda session: None)
     pyplot.switch_backend("agg")
     modules = {*sys.modules}
     with (
