@@ -10,8 +10,8 @@ from lra_jax.configs import get_preset
 pytestmark = pytest.mark.slow
 
 TRAIN = {
-    **{"steps": 60, "batch_size": 8, "eval_batch_size": 8, "eval_every": 60},
-    **{"warmup": 5, "learning_rate": 1e-2, "schedule": "cosine", "log_every": 20},
+    **{"steps": 30, "batch_size": 8, "eval_batch_size": 8, "eval_every": 30},
+    **{"warmup": 5, "learning_rate": 1e-2, "schedule": "cosine", "log_every": 10},
 }
 MODEL = {"num_layers": 1, "embed_dim": 16, "num_heads": 2, "qkv_dim": 16, "mlp_dim": 16}
 SHORT = {"max_length": 64}
@@ -30,8 +30,8 @@ def sources(folder):
     ("task", "preset", "attention", "least"),
     [
         ("text", "modern", "softmax", 90),
-        ("retrieval", "modern", "cosformer", 60),
-        ("image", "modern", "linear", 20),
+        ("retrieval", "modern", "cosformer", 90),
+        ("image", "modern", "linear", 30),
     ],
 )
 def test_train_and_score(tmp_path, task, preset, attention, least):
