@@ -27,6 +27,7 @@ DATA = """DATA = {
     "min_length": 20,
     "max_length": 60,
     "processes": 1,
+    "buckets": "60",
 }"""
 SMALL = {
     "1_quick_start": ["STEPS = 8", DATA],

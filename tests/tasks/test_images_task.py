@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,9 @@ def config(path: Path, attention="flow", workdir="run", **changes):
 
 
 def test_a_run(pictures, tmp_path, capsys):
-    result = train.run(config(pictures), quiet=True)
+    model = MODEL | {"attention_options": "grid=true"}
+    run = config(pictures, attention="cosformer", model=model)
+    result = train.run(run, quiet=True)
     assert result["test_examples"] == 6 and not result["official_data"]
     loaded = models.load(str(tmp_path / "run"))
     assert loaded.about["classes"] == ["bright", "dark"]
@@ -69,12 +72,11 @@ def test_a_run(pictures, tmp_path, capsys):
     assert scored["accuracy"] == pytest.approx(100 * np.mean(right))
     with pytest.raises(ValueError, match=r"expected an image \[rows, columns, 3\]"):
         loaded.predict([images[0][:, :, 0]])
-    other = config(pictures, workdir="other", attention="cosformer")
-    train.run(other.replace(model={"attention_options": "grid=true"}), quiet=True)
-    runs = f"{tmp_path / 'run'},{tmp_path / 'other'}"
+    other = shutil.copytree(tmp_path / "run", tmp_path / "other")
+    runs = f"{tmp_path / 'run'},{other}"
     analyze.run(analyze.Maps(workdir=runs, out=str(tmp_path / "maps"), layer=2))
     drawn = json.loads((tmp_path / "maps" / "map-runs.json").read_text())["data"]
-    assert drawn["names"] == ["flow", "cosformer grid=true"]
+    assert drawn["names"] == ["cosformer grid=true"] * 2
     assert np.shape(drawn["values"]) == (2, 4) and np.shape(drawn["tokens"]) == (64, 3)
     with pytest.raises(ValueError, match="expected blocks of one length and width"):
         analyze.run(analyze.Spectrum(workdir=str(tmp_path / "run")))
