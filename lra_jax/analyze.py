@@ -58,7 +58,7 @@ class RankCollapse(_OfRun):
     """Only the collapse by depth of attention alone under full, causal and local masks,
     with and without layer normalisation."""
     widths: bool = False
-    """Only the gap between the first singular values by length, and attention sinks."""
+    """Only the gap between the first two singular values by length, and sinks."""
     workdir: str | None = None
     """A run directory: draw the curves of its model instead, on its own data."""
     weights: str | None = None
@@ -130,9 +130,9 @@ class Maps(_OfRun):
     split: str = "test"
     """Split of the example."""
     example: Count | None = None
-    """Which example of the split; by default the shortest."""
+    """Index of the example to draw; by default the shortest."""
     layer: Size = 1
-    """Which layer, counted from 1."""
+    """Layer to draw, counted from 1."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,8 +35,8 @@ class ReportConfig:
     out: str = "report"
     """Folder for report.html, report.md and their pictures."""
     allow_code: bool = False
-    """Import your own tasks, package.module:TASK, that the runs' config.json name. Use
-    this only for directories that you trust."""
+    """Import your own tasks, package.module:TASK, that the runs' config.json files
+    name. Use this only for directories that you trust."""
     format: str = ",".join(_PAGES)
     """Any of html, md, latex, csv and json, separated by commas. All have one row per
     mechanism, at the setting that validation prefers, and every setting below it; csv

@@ -105,8 +105,8 @@ class TrainConfig:
     """Image tasks: show mixtures of two images, with the labels of both; the parameter
     of the Beta distribution of their shares. 0 = none."""
     cutmix: NotNegative = 0.0
-    """Image tasks: the same, with a rectangle of the other image; with mixup, in half
-    of the steps each. 0 = none."""
+    """Image tasks: the same, with a rectangle of the other image; with mixup, each is
+    used in half of the steps. 0 = none."""
     dtype: Dtype = "float32"
     """Compute dtype of activations; parameters are always float32."""
     remat: bool = False

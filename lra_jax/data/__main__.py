@@ -66,7 +66,7 @@ class SampleCommand(DataCommand):
     split: Literal["train", "valid", "test"] = "train"
     """Split from which examples are drawn."""
     count: Size = 16
-    """How many examples."""
+    """Number of examples."""
     seed: Count = 0
     """Seed for choosing them."""
     out: Name | None = None

@@ -134,7 +134,7 @@ class ModelConfig:
     """Dropout after the activation of the MLP; None = the rate of dropout."""
     drop_path: Rate = 0.0
     """Rate at which the last block's branches are left out, each for whole examples;
-    that of the others rises linearly from 0 in the first."""
+    the rate of the others rises linearly from 0 in the first."""
     layer_scale: NotNegative = 0.0
     """Initial value of a learned factor on each column of the MLP's output; 0 = none.
     1e-5 in deep image models."""
