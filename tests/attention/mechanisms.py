@@ -186,14 +186,18 @@ def masks(name: str, form: str, mask: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def gradients(name: str, form: str = "full") -> Callable[..., Any]:
+def gradients(
+    name: str, form: str = "full", mask_queries: bool = False, **options: Any
+) -> Callable[..., Any]:
     """``f(query, key, value, mask, upstream)``: the output, and the gradients.
 
-    Tests with the shapes of `row_inputs` share a compilation.
+    A causal form's queries are masked if asked for. Tests with the shapes of
+    `row_inputs` share a compilation.
     """
 
     def both(query, key, value, mask, upstream):
-        attend = functools.partial(run(name, form), **masks(name, form, mask))
+        masked = masks(name, "full" if mask_queries else form, mask)
+        attend = functools.partial(run(name, form, **options), **masked)
         out, pullback = jax.vjp(attend, query, key, value)
         return out, pullback(upstream)
 

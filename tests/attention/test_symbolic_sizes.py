@@ -15,6 +15,8 @@ HEADS, WIDTH = 2, 4
 # Mechanisms whose values are compared, too; both of their forms.
 COMPARED = ("softmax", "linear", "flow", "hgrn")
 FORMS = [(name, one.causal) for name, one in MECHANISMS.items()]
+# As linear attention, RetNet and the gated delta rule.
+FORMS = [x for x in FORMS if x[0] not in ("norm", "lightning", "delta")]
 FORMS += [(name, False) for name in COMPARED]
 
 

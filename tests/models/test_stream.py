@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention.mechanisms import STREAMS, assert_close, assert_rejects, fast_jit
+from attention.mechanisms import FAMILY_STREAMS, assert_close, assert_rejects, fast_jit
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
@@ -28,7 +28,7 @@ def _layer(mechanism: str | Mechanism, **more) -> MultiHeadAttention:
 PARTS = {"short_conv": 3, "gate": True, "local_values": True}
 
 
-def _stream(layer: MultiHeadAttention, x, first: int = 7):
+def _stream(layer: MultiHeadAttention, x, first: int = 8):
     out, state = prefill(layer, x[:, :first])
     outs = [out]
     for t in range(first, x.shape[1]):
@@ -37,7 +37,7 @@ def _stream(layer: MultiHeadAttention, x, first: int = 7):
     return jnp.concatenate(outs, 1)
 
 
-@pytest.mark.parametrize("mechanism", STREAMS)
+@pytest.mark.parametrize("mechanism", FAMILY_STREAMS)
 def test_a_prompt_and_steps_are_the_whole(mechanism: str):
     layer = _layer(mechanism, **PARTS)
     both = fast_jit(lambda x: (_stream(layer, x), layer(x)))

@@ -32,8 +32,10 @@ def padded(width: int, fill: float) -> np.ndarray:
     return batch
 
 
-@pytest.mark.parametrize("pooling", ["mean", "flatten", "attention+ends"])
-@pytest.mark.parametrize("mechanism", ["flow", "cosformer"])
+@pytest.mark.parametrize(
+    ("mechanism", "pooling"),
+    [("flow", "mean"), ("cosformer", "flatten"), ("flow", "attention+ends")],
+)
 def test_a_padded_batch_is_each_series_alone(mechanism: str, pooling: str) -> None:
     model = classifier(mechanism=mechanism, pooling=pooling)
     alone = np.concatenate([model(jnp.asarray(x[None])) for x in rows()])

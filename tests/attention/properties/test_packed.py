@@ -21,9 +21,11 @@ from ..mechanisms import (
     assert_rejects,
     cuts,
     fast_jit,
+    gradients,
     inputs,
     one_step,
     prefill,
+    row_inputs,
     run,
     takes,
     unnormed,
@@ -34,14 +36,14 @@ from ..mechanisms import (
 # number; documents of one position, also at the end; one that fills its row.
 IDS = np.array(
     [
-        [1, 1, 1, 1, 1, 2, 3, 3, 3, 3, 0, 0, 0],
-        [0, 0, 4, 4, 0, 4, 4, 4, 2, 0, 0, 9, 5],
-        [7] * 13,
-        [1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4],
+        [1, 1, 1, 1, 1, 2, 3, 3, 3, 3, 6, 6, 6, 0, 0, 0],
+        [0, 0, 4, 4, 0, 4, 4, 4, 2, 0, 0, 7, 7, 7, 9, 5],
+        [7] * 16,
+        [1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4],
     ],
     np.int32,
 )
-BATCH, LENGTH = IDS.shape
+BATCH, LENGTH = IDS.shape  # Those of `mechanisms.row_inputs`.
 # All of ours; a mechanism from outside need not take documents.
 PACKED = tuple(name for name in NAMES if takes(name, "segment_ids"))
 CHUNKINGS = [Chunking(3, 6), Chunking(5, 5, "parallel"), Chunking(1, 2), Chunking(64)]
@@ -71,10 +73,9 @@ ALL_SEEN = np.ones_like(SEEN)
 
 def _inputs(seen: np.ndarray) -> tuple[tuple, np.ndarray]:
     """Arrays, and factors of the outputs, none at padding and hidden positions."""
-    arrays = inputs(31, batch=BATCH, query_length=LENGTH, length=LENGTH)
-    factors = np.random.default_rng(32).normal(size=arrays[2].shape)
+    arrays, factors = row_inputs(31)
     factors = np.where((seen & (IDS > 0))[:, :, None, None], factors, 0)
-    return tuple(x.astype("float64") for x in arrays), factors
+    return tuple(x.astype("float64") for x in arrays), factors.astype("float64")
 
 
 def _masks(name: str, mask: Any) -> dict[str, Any]:
@@ -86,20 +87,20 @@ def _alone(name: str, causal: bool, hidden: bool, **options: Any) -> list[np.nda
     seen = SEEN if hidden else ALL_SEEN
     arrays, factors = _inputs(seen)
     together = [np.zeros_like(x) for x in (factors, *arrays)]
-
-    @fast_jit
-    def call(query, key, value, factors, mask):
-        # Positions after the document are padding: one length, one compilation.
-        more = _masks(name, mask) | options | ({"is_causal": True} if causal else {})
-        out, pull = jax.vjp(lambda *x: run(name)(*x, **more), query, key, value)
-        return jnp.where(mask[..., None, None], out, 0), *pull(factors)
-
-    for row, first, end in documents():
-        parts = [x[row : row + 1, first:end] for x in (*arrays, factors, seen)]
-        filling = [(0, 0), (0, LENGTH - end + first), (0, 0), (0, 0)]
-        made = call(*(np.pad(x, filling[: x.ndim]) for x in parts))
-        for whole, part in zip(together, made, strict=True):
-            whole[row, first:end] = np.asarray(part)[0, : end - first]
+    more = {"mask_queries": True} if causal and takes(name, "query_mask") else {}
+    call = gradients(name, "causal" if causal else "full", **more, **options)
+    every = documents()
+    for spans in (every[i : i + BATCH] for i in range(0, len(every), BATCH)):
+        # Each at the start of a row; the positions after it are padding.
+        rows = [np.zeros_like(x) for x in (*arrays, seen, factors)]
+        for number, (row, first, end) in enumerate(spans):
+            for x, part in zip(rows, (*arrays, seen, factors), strict=True):
+                x[number, : end - first] = part[row, first:end]
+        out, slopes = call(*rows)
+        out = np.where(rows[3][:, :, None, None], out, 0)
+        for number, (row, first, end) in enumerate(spans):
+            for whole, part in zip(together, (out, *slopes), strict=True):
+                whole[row, first:end] = np.asarray(part)[number, : end - first]
     return together
 
 
@@ -203,7 +204,7 @@ def test_a_packed_prompt_gives_the_state_of_each_last_document(name: str) -> Non
 
 @pytest.mark.parametrize("name", FAMILY_STREAMS)
 def test_the_first_document_of_a_packed_row_continues_a_stream(name: str) -> None:
-    q, k, v = inputs(36, batch=1, query_length=LENGTH, length=LENGTH)
+    q, k, v = inputs(39, batch=1, query_length=LENGTH, length=LENGTH)
     ids = IDS[:1]
     start = (x[:, :3] for x in (q, k, v))
     _, state = prefill(name, *start)
@@ -252,9 +253,9 @@ def test_documents_of_at_most_max_length() -> None:
     assert not causal[:, 4:6].any() and state.position.tolist() == [4]
 
 
-# Softmax and FNet have functions of their own; one derives those of all others.
+# Softmax has a function of its own; one derives those of all others.
 @pytest.mark.parametrize(
-    "name", ["softmax", "fnet", "linear", "flow", "local", "linformer", "gau"]
+    "name", ["softmax", "linear", "flow", "local", "linformer", "gau"]
 )
 def test_weights_of_packed_rows(name: str) -> None:
     """The matrix gives the output, and no pair of two documents has a weight."""

@@ -82,13 +82,13 @@ def compared(name: str, arrays: dict[str, Any], options: dict[str, float]) -> tu
         return got, jax.tree.map(np.asarray, expected)
 
 
-@pytest.mark.parametrize("strength", [0.1, 100.0])
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "strength"),
     [
-        *((name, {}) for name in RECURRENT),
-        ("delta", {"beta_range": 2.0}),
-        ("gated_delta", {"beta_range": 2.0}),
+        *((name, {}, 0.1) for name in RECURRENT),
+        *((name, {}, 100.0) for name in ("gla", "gated_delta")),
+        ("delta", {"beta_range": 2.0}, 0.1),
+        ("gated_delta", {"beta_range": 2.0}, 0.1),
     ],
 )
 def test_float32_over_many_chunks_is_the_loop_in_float64(
