@@ -166,10 +166,12 @@ class Chart(NamedTuple):
         self.draw().savefig(file, format="png", metadata={"Software": None})
         return file.getvalue()
 
-    def save(self, file: Path) -> None:
-        """Writes the picture."""
+    def save(self, file: Path) -> bytes:
+        """Writes the picture, and returns it."""
+        picture = self.png()
         with replacing(file) as partial:
-            partial.write_bytes(self.png())
+            partial.write_bytes(picture)
+        return picture
 
 
 def image(

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from lra_jax import progress
 from lra_jax.errors import writable
-from lra_jax.files import expand_home, replacing, write_text
+from lra_jax.files import expand_home, write_text
 from lra_jax.reports.charts import Chart
 from lra_jax.reports.table import Table, to_markdown
 
@@ -106,9 +106,7 @@ class Page:
 
     def _write_chart(self, chart: Chart) -> Picture:
         progress.say(f"drawing {chart.name}.png ...")
-        drawn = chart.png()
-        with replacing(self._folder / f"{chart.name}.png") as file:
-            file.write_bytes(drawn)
+        drawn = chart.save(self._folder / f"{chart.name}.png")
         if chart.data is not None:
             values = {**self.made_by, "caption": chart.caption, "data": chart.data}
             write_text(self._folder / f"{chart.name}.json", _readable(values) + "\n")

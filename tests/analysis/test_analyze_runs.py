@@ -78,6 +78,15 @@ SMALL = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "qkv_dim": 8, "mlp_dim
 KINDS = {"train": "16/2:8", "test": "16/2:4", "num_valid": 4}
 
 
+def untrained_run(task: str, attention: str, data: dict[str, Any]) -> SavedRun:
+    """A small model of a task as it is made, with its data."""
+    config = get_preset(task, attention=attention).replace(model=SMALL, data=data)
+    known = get_task(task)
+    dataset = known.prepare(config.data)
+    model = known.make_model(config, dataset, nnx.Rngs(0))
+    return SavedRun(config, known, dataset, model, 0)
+
+
 @pytest.mark.parametrize("task", ["mqar", "lm"])
 def test_maps_where_labels_belong_to_positions(task, tmp_path):
     """Recall has two answers in a sequence; a row of text has one at every token."""
@@ -86,11 +95,7 @@ def test_maps_where_labels_belong_to_positions(task, tmp_path):
     for name in "abcdef":
         (texts / name).write_text(f"{name} is a short text")
     data = KINDS if task == "mqar" else {"path": str(texts), "max_length": 32}
-    config = get_preset(task, attention="softmax").replace(model=SMALL, data=data)
-    known = get_task(task)
-    dataset = known.prepare(config.data)
-    model = known.make_model(config, dataset, nnx.Rngs(0))
-    saved = SavedRun(config, known, dataset, model, 0)
+    saved = untrained_run(task, "softmax", data)
     batch = saved.examples([0])
     maps = example_maps(saved, batch, 1)
     assert maps.label is None and maps.prediction is None
@@ -214,11 +219,7 @@ def test_maps_of_steps(task, parts, tmp_path):
         kept = {f"{x}_{name}": y for x in splits for name, y in arrays.items()}
         np.savez(tmp_path / "a.npz", **kept)
         data = {"path": str(tmp_path / "a.npz")}
-    config = get_preset(task, attention="flow").replace(model=SMALL, data=data)
-    known = get_task(task)
-    dataset = known.prepare(config.data)
-    model = known.make_model(config, dataset, nnx.Rngs(0))
-    saved = SavedRun(config, known, dataset, model, 0)
+    saved = untrained_run(task, "flow", data)
     batch = saved.examples([0])
     maps = example_maps(saved, batch, 1)
     length = int(batch["lengths"][0]) * len(parts)
