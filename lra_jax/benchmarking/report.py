@@ -50,11 +50,8 @@ class Report:
     ) -> None:
         """Measures the machine, then every case: calls `say` with a line for each,
         and `keep` when `values` includes it."""
-        brief: dict[str, Any] = {}
-        if self.config.quick:
-            brief = {"copy_bytes": 1 << 20, "matmul_size": 128, "repeats": 2}
         try:
-            self.roofline = measure_roofline(self.dtypes, **brief)
+            self.roofline = measure_roofline(self.dtypes, self.config.quick)
         except KeyboardInterrupt:
             self.interrupted = True
             return

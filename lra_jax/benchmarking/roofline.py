@@ -51,20 +51,15 @@ class Roofline:
         )
 
 
-def measure_roofline(
-    dtypes: list[str],
-    copy_bytes: int | None = None,
-    matmul_size: int | None = None,
-    repeats: int = 10,
-) -> Roofline:
-    """Measures both rates on the first device; the best of the repeats.
-
-    By default the copied array is beyond any cache, 256 MB (1 GB on an accelerator),
-    and the square matrices have 2,048 rows (8,192), in each of the dtypes.
-    """
-    on_cpu = jax.default_backend() == "cpu"
-    size = copy_bytes or (256_000_000 if on_cpu else 1_000_000_000)
-    rows = matmul_size or (2048 if on_cpu else 8192)
+def measure_roofline(dtypes: list[str], quick: bool = False) -> Roofline:
+    """Measures both rates on the first device, with matrices in each of the dtypes; the
+    best of ten times, or if quick of two, roughly."""
+    if quick:
+        size, rows, repeats = 1 << 20, 128, 2
+    elif jax.default_backend() == "cpu":
+        size, rows, repeats = 256_000_000, 2048, 10  # Beyond any cache.
+    else:
+        size, rows, repeats = 1_000_000_000, 8192, 10
     source = jnp.zeros((size // 4,), jnp.float32)
     # The old copy is reused, so that no new memory is touched.
     copy = jax.jit(lambda x, _: x + 1, donate_argnums=1, keep_unused=True)

@@ -38,7 +38,7 @@ def test_the_floor_is_the_slower_of_moving_and_computing() -> None:
 
 
 def test_the_machine_is_measured() -> None:
-    measured = measure_roofline(["float32"], copy_bytes=4096, matmul_size=8, repeats=2)
+    measured = measure_roofline(["float32"], quick=True)
     assert 0 < measured.bytes_per_second < math.inf
     assert 0 < measured.flops_per_second["float32"] < math.inf
 
