@@ -131,24 +131,16 @@ def _real(x: Any) -> bool:
 
 
 def evaluate(case: Case, inputs: Mapping[str, np.ndarray], dtype: str) -> Arrays:
-    """The output of a case and the gradients of all its arrays, in float64."""
-    function = make_work(case).function
-    every = {name: jnp.asarray(x) for name, x in inputs.items()}
-    cotangent = every.pop("cotangent")
-    floats = {name: x.astype(dtype) for name, x in every.items() if _real(x)}
-    others = {name: x for name, x in every.items() if not _real(x)}
-
-    def both(floats: dict[str, Any], others: dict[str, Any], cotangent: Any) -> Any:
-        def call(floats: dict[str, Any]) -> jax.Array:
-            extra = floats | others
-            return function(extra, *(extra.pop(name) for name in _ARRAYS[:3]))
-
-        out, pullback = jax.vjp(call, floats)
-        return {"output": out, **pullback(cotangent.astype(out.dtype))[0]}
-
+    """The output of a case and the gradients that training needs, in float64."""
+    function = make_work(dataclasses.replace(case, work="forward+backward")).function
+    extra = {name: jnp.asarray(x) for name, x in inputs.items()}
+    extra = {n: x.astype(dtype) if _real(x) else x for n, x in extra.items()}
+    arrays = [extra.pop(name) for name in _ARRAYS]
     options = _UNOPTIMISED if dtype == "float64" else None
     with jax.default_matmul_precision(None if dtype == "bfloat16" else "highest"):
-        results = jax.jit(both, compiler_options=options)(floats, others, cotangent)
+        run = jax.jit(function, compiler_options=options)
+        out, (learned, *gradients) = run(extra, *arrays)
+    results = {"output": out, **learned, **dict(zip(_ARRAYS, gradients, strict=False))}
     return {name: np.asarray(x, "float64") for name, x in results.items()}
 
 
