@@ -11,7 +11,6 @@ from lra_jax.attention.causal.engine import Chunking
 from ..mechanisms import (
     CAUSAL,
     FAMILY_STREAMS,
-    FOUR_ROWS,
     ROWS,
     SMALL,
     STREAMS,
@@ -28,17 +27,11 @@ from ..mechanisms import (
 
 @pytest.mark.parametrize("name", [x for x in FAMILY_STREAMS if cuts(x, SMALL)])
 def test_the_cut_changes_nothing(name: str) -> None:
-    @fast_jit
-    def each(arrays):
-        def loss(arrays, chunking):
-            out = run(name, "causal", chunking=chunking)(*arrays, FOUR_ROWS[1:3])
-            return jnp.sin(out).sum(), out
-
-        chunkings = Chunking(2, 4), Chunking(3, 6, "parallel")
-        call = jax.value_and_grad(loss, has_aux=True)
-        return [call(arrays, chunking) for chunking in chunkings]
-
-    assert_close(*each(inputs(2)))
+    """Output and gradients; other tests have them by `SMALL`."""
+    arrays, upstream = row_inputs(2)
+    other = gradients(name, "causal", chunking=Chunking(3, 6, "parallel"))
+    expected = gradients(name, "causal")(*arrays, ROWS, upstream)
+    assert_close(other(*arrays, ROWS, upstream), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in STREAMS if name != "softmax"])

@@ -18,6 +18,7 @@ from ..mechanisms import (
     ALL_FORMS,
     CAUSAL,
     FAMILY,
+    FAMILY_STREAMS,
     FORMS,
     FOUR_ROWS,
     NAMES,
@@ -226,7 +227,7 @@ CUTS = [(1, Chunking(1, 6), 9), (0, Chunking(5, 512, "parallel"), 3)]
 
 # Those with gates take one array more for each position.
 @pytest.mark.parametrize(
-    "name", [x for x in STREAMS if not attention.MECHANISMS[x].gates]
+    "name", [x for x in FAMILY_STREAMS if not attention.MECHANISMS[x].gates]
 )
 @pytest.mark.parametrize(("number", "chunking", "prompt"), CUTS)
 def test_odd_shapes_of_causal_forms_and_streams(

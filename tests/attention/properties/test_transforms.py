@@ -12,9 +12,9 @@ from lra_jax.attention.causal.engine import Chunking
 
 from ..mechanisms import (
     FAMILY,
+    FAMILY_STREAMS,
     FORMS,
     ROWS,
-    STREAMS,
     assert_close,
     case,
     fast_jit,
@@ -30,19 +30,6 @@ from ..mechanisms import (
 
 def _mesh(kind: AxisType) -> jax.sharding.Mesh:
     return jax.make_mesh((2,), ("x",), axis_types=(kind,), devices=jax.devices()[:2])
-
-
-def _slopes(function, arrays, mask):
-    """The gradients of an output, and the output."""
-
-    def loss(arrays):
-        out = function(*arrays, mask)
-        return jnp.sin(out).sum(), out
-
-    return jax.grad(loss, has_aux=True)(arrays)
-
-
-HIDDEN = np.arange(7)[None] < np.array([[7], [5]])
 
 
 @pytest.mark.parametrize(("name", "form"), [x for x in FORMS if x[0] in FAMILY])
@@ -69,16 +56,20 @@ def test_vmap_and_checkpoint(name: str, form: str) -> None:
 @pytest.mark.parametrize("form", ["full", "causal"])
 @pytest.mark.parametrize("name", ["softmax", "linear", "flow", "gated_delta", "hgrn"])
 def test_shard_map(name: str, form: str) -> None:
+    def local(query, key, value, mask, upstream):
+        attend = functools.partial(run(name, form), **masks(name, form, mask))
+        out, pullback = jax.vjp(attend, query, key, value)
+        return out, pullback(upstream)
+
     spec = PartitionSpec("x")
-    call = functools.partial(_slopes, run(name, form))
-    split = jax.shard_map(
-        call, mesh=_mesh(AxisType.Auto), in_specs=(spec, spec), out_specs=spec
-    )
-    arrays = list(inputs(2))
-    assert_close(fast_jit(split)(arrays, HIDDEN), fast_jit(call)(arrays, HIDDEN))
+    mesh = _mesh(AxisType.Auto)
+    split = jax.shard_map(local, mesh=mesh, in_specs=(spec,) * 5, out_specs=spec)
+    arrays, upstream = row_inputs(2)
+    arguments = *arrays, ROWS, upstream
+    assert_close(fast_jit(split)(*arguments), gradients(name, form)(*arguments))
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", FAMILY_STREAMS)
 def test_heads_on_two_devices(name: str) -> None:
     """Split over an explicit axis."""
     arrays = inputs(14)

@@ -191,7 +191,7 @@ def test_misspelt_keywords(name: str) -> None:
             assert f"did you mean {near!r}?" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILY)
 def test_keywords_of_flax_are_ignored(name: str) -> None:
     more = {"deterministic": True, "dropout_rng": None, "module": None}
     call = fast_jit(functools.partial(run(name), **more))
