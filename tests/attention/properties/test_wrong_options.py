@@ -14,7 +14,7 @@ import pytest
 
 from lra_jax import attention
 
-from ..mechanisms import NAMES, STREAMS, fast_jit, inputs, jitted, keywords, run
+from ..mechanisms import FAMILY, NAMES, STREAMS, fast_jit, inputs, jitted, keywords, run
 
 NAN = float("nan")
 POSITIVE = (0, -3, 2.5, "2", True, [2], NAN)
