@@ -157,24 +157,11 @@ def test_blocks_that_share_arrays_and_are_computed_again():
     np.testing.assert_array_equal(states["whole"], captured.states)
 
 
-def packed_model(mechanism: str = "softmax", **settings):
-    """A model on a packed row of two documents, of 9 and 5 tokens, and 2 of padding."""
-    model = MaskedLM(
-        9,
-        mechanism=mechanism,
-        num_layers=2,
-        embed_dim=8,
-        mlp_dim=8,
-        max_length=16,
-        **settings,
-        rngs=nnx.Rngs(0),
-    )
-    segments = jnp.asarray([[1] * 9 + [2] * 5 + [0] * 2], jnp.int32)
-    return model, segments
-
-
 def test_parts_left_out_of_a_packed_row_keep_documents_apart():
-    model, segments = packed_model()
+    """Two documents, of 9 and 5 tokens, and 2 of padding."""
+    sizes = {"num_layers": 2, "embed_dim": 8, "mlp_dim": 8, "max_length": 16}
+    model = MaskedLM(9, **sizes, rngs=nnx.Rngs(0))
+    segments = jnp.asarray([[1] * 9 + [2] * 5 + [0] * 2], jnp.int32)
     run = lambda: model(TOKENS[:1], segment_ids=segments)  # noqa: E731
     whole = {"whole": Variant(skip=True, mlp=True), "alone": Variant(False, False)}
     states, mask = variant_states(model, run, whole)

@@ -92,16 +92,6 @@ def average(folder: Path) -> str:
     return row[1]
 
 
-def test_of_several_settings_validation_chooses(tmp_path: Path) -> None:
-    """And not the test split, where the other one is better."""
-    try_rate(tmp_path / "a", 1e-3, 38.0, 35.0)
-    try_rate(tmp_path / "b", 2e-3, 37.0, 36.0)
-    groups = groups_in(tmp_path)
-    assert len(groups) == 2
-    (row,) = results.averages_table(groups, False).rows
-    assert row[1] == "37.00" and row[-1].endswith("the best by validation")
-
-
 def test_the_test_split_does_not_break_ties(tmp_path: Path) -> None:
     try_rate(tmp_path / "a", 1e-3, 39.0, 36.0, loss=0.9)
     try_rate(tmp_path / "b", 2e-3, 37.0, 36.0, loss=0.8)

@@ -114,9 +114,11 @@ def test_damaged_runs_are_named_and_the_others_are_shown(
 ) -> None:
     for number, (spoil, _) in enumerate(DAMAGES):
         spoil(make_run(runs / f"damaged{number:02}"))
-    report.main([str(runs), f"--out={tmp_path / 'report'}", "--format=md"])
+    # A folder with nothing but a damaged run may also be named itself.
+    folders = str(runs), str(runs / "damaged00")
+    report.main([*folders, f"--out={tmp_path / 'report'}", "--format=md"])
     out, err = capsys.readouterr()
-    assert "4 runs in" in out
+    assert out.startswith("4 runs in")
     page = (tmp_path / "report" / "report.md").read_text()
     for number, (line, (_, part)) in enumerate(
         zip(err.splitlines(), DAMAGES, strict=True)
@@ -124,18 +126,3 @@ def test_damaged_runs_are_named_and_the_others_are_shown(
         start = f"warning: {runs / f'damaged{number:02}'}"
         assert line.startswith(start) and part in line, (line, part)
         assert part in page
-
-
-def test_a_damaged_run_does_not_hide_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also if it is the only one in a folder that was named."""
-    for name in ("a", "b", "c"):
-        make_run(tmp_path / name)
-    (tmp_path / "b" / "result.json").write_text("{}")
-    (tmp_path / "c" / "metrics.jsonl").write_text("[]\n")
-    report.main([*(str(tmp_path / x) for x in "abc"), f"--out={tmp_path / 'report'}"])
-    out, err = capsys.readouterr()
-    assert out.startswith("1 run in ")
-    assert "b: result.json: test_accuracy_best: expected a number" in err
-    assert "line 1: expected metrics with a step, a split and numbers, got '[]'" in err
