@@ -1,5 +1,6 @@
 """``analyze`` on a trained run: maps, spectra, curves; and what it cannot show."""
 
+import functools
 import json
 from typing import Any
 
@@ -27,6 +28,7 @@ from lra_jax.data import listops_language
 from lra_jax.models import SequenceClassifier
 from lra_jax.reports.page import Page
 from lra_jax.tasks import get_task
+from lra_jax.training import restore
 from lra_jax.training.restore import SavedRun
 from lra_jax.training.session import Session
 from lra_jax.vocabularies import Bytes, Words
@@ -50,6 +52,14 @@ def workdir(folder):
     with Session(config, quiet=True) as session:
         session.run()
     return folder / "run"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_once():
+    """A run is loaded by the first analysis of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restore, "load_run", functools.cache(restore.load_run))
+        yield
 
 
 def stored(folder, name):
