@@ -447,46 +447,6 @@ def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
     chex.assert_trees_all_close(got, expected, rtol=0, atol=tolerance)
 
 
-def check_slope(
-    slopes: Callable[..., Any], arrays: Any, way: Any, upstream: Any
-) -> None:
-    """Gradients are those of central differences of order four, in float64.
-
-    ``slopes(*arrays)`` gives the output and the gradients of its sum times upstream.
-    """
-    step = 2e-5
-
-    def difference(length: float) -> Any:
-        ahead, behind = (
-            slopes(*(x + sign * length * d for x, d in zip(arrays, way, strict=True)))
-            for sign in (1, -1)
-        )
-        return (upstream * (np.asarray(ahead[0]) - np.asarray(behind[0]))).sum()
-
-    got = (8 * difference(step) - difference(2 * step)) / (12 * step)
-    expected = sum((g * d).sum() for g, d in zip(slopes(*arrays)[1], way, strict=True))
-    assert abs(got - expected) < 1e-7 * abs(expected) + 1e-8
-
-
-def assert_directional_derivatives(
-    function: Callable[..., jax.Array], **sizes: Any
-) -> None:
-    """The gradients of an output of ``inputs`` are those of finite differences."""
-    with jax.enable_x64(True):
-        arrays, way = (
-            [x.astype("float64") for x in inputs(seed, **sizes)] for seed in (23, 24)
-        )
-        shape = jax.eval_shape(function, *arrays).shape
-        upstream = np.random.default_rng(25).normal(size=shape)
-
-        @fast_jit
-        def slopes(*arrays):
-            out, pullback = jax.vjp(function, *arrays)
-            return out, pullback(upstream)
-
-        check_slope(slopes, arrays, way, upstream)
-
-
 def assert_rejects(call: Callable[[], Any], *parts: str) -> None:
     """A ``ValueError`` with all these parts in its message."""
     with pytest.raises(ValueError) as caught:
