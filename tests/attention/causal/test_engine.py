@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from lra_jax.attention.call import Call
 from lra_jax.attention.causal.engine import Chunking, Cut
@@ -14,7 +13,7 @@ from lra_jax.attention.causal.prefix import prefix
 from lra_jax.attention.linear import core
 from lra_jax.attention.linear.sums import Sums
 
-from ..mechanisms import assert_close, assert_rejects, fast_jit, formula
+from ..mechanisms import assert_close, assert_rejects, fast_jit
 
 LENGTH = 23
 CHUNKINGS = [
@@ -106,32 +105,6 @@ def test_every_cut_is_the_dense_formula(chunking: Chunking, slopes: bool) -> Non
     assert_close(slope, gradients, 2e-5)
 
 
-def test_decay_is_the_one_of_the_formula() -> None:
-    q, k, v = _inputs()
-    heads_last = [np.swapaxes(x, 1, 2) for x in (q, k, v)]
-    expected = formula("lightning", "causal")(*heads_last, slopes=SLOPES)
-    expected = expected.swapaxes(1, 2)
-    assert_close(_dense(q, k, v, SLOPES)[0], expected)
-
-
-@pytest.mark.parametrize("slopes", [None, SLOPES], ids=["plain", "decay"])
-@pytest.mark.parametrize("implementation", ["loop", "parallel"])
-def test_a_state_goes_on_where_it_stopped(implementation: str, slopes) -> None:
-    arrays = _inputs(1)
-    keywords = {"slopes": slopes, "chunking": Chunking(4, 8, implementation)}
-
-    @fast_jit
-    def both(arrays):
-        whole = causal_linear(*arrays, **keywords)
-        first = causal_linear(*(x[:, :, :9] for x in arrays), **keywords)
-        rest = (x[:, :, 9:] for x in arrays)
-        second = causal_linear(*rest, start=first[2], **keywords)
-        joined = (jnp.concatenate(pair, 2) for pair in zip(first, second, strict=True))
-        return whole, (next(joined), next(joined), second[2])
-
-    assert_close(*both(arrays))
-
-
 @pytest.mark.parametrize("count", [1, 5, 20], ids=["one", "added", "scanned"])
 def test_states_may_shrink_feature_by_feature(count: int) -> None:
     rng = np.random.default_rng(4)
@@ -196,44 +169,3 @@ def test_gradients_keep_inputs_and_one_state_a_segment() -> None:
     sizes = [x.size for x in jax.tree.leaves(jax.eval_shape(kept, q, k, v))]
     states = 4 * (8 * 8 + 8)
     assert sum(sizes) <= 3 * q.size + states
-
-
-def _sharded_loss(arrays, slopes):
-    chunking = Chunking(4, 8)
-    *actual, state = causal_linear(*arrays, slopes=slopes, chunking=chunking)
-    return sum(jnp.sin(x).sum() for x in (*actual, *state))
-
-
-SHARDINGS = [("batch", PartitionSpec("x"), PartitionSpec())]
-SHARDINGS += [("heads", PartitionSpec(None, "x"), PartitionSpec("x"))]
-
-
-@pytest.mark.parametrize(
-    ("arrays", "slopes"),
-    [case[1:] for case in SHARDINGS],
-    ids=[case[0] for case in SHARDINGS],
-)
-@pytest.mark.parametrize("kind", ["explicit", "shard_map"])
-def test_on_two_devices(kind: str, arrays, slopes) -> None:
-    arguments = tuple(x[:, :2] for x in _inputs(3)), SLOPES[:2]
-    expected = _alone()
-    explicit = kind == "explicit"
-    axis = AxisType.Explicit if explicit else AxisType.Auto
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(axis,), devices=jax.devices()[:2])
-    specs = (arrays,) * 3, slopes
-    gradient = jax.grad(_sharded_loss, (0, 1))
-    if not explicit:
-        call = jax.shard_map(gradient, mesh=mesh, in_specs=specs, out_specs=specs)
-        actual = fast_jit(call)(*arguments)
-    else:
-        with jax.set_mesh(mesh):
-            place = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-            actual = fast_jit(gradient)(*jax.device_put(arguments, place))
-        assert tuple(actual[0][0].sharding.spec)[: len(arrays)] == tuple(arrays)
-    assert_close(actual, expected)
-
-
-@functools.cache
-def _alone():
-    arguments = tuple(x[:, :2] for x in _inputs(3)), SLOPES[:2]
-    return fast_jit(jax.grad(_sharded_loss, (0, 1)))(*arguments)
