@@ -114,7 +114,9 @@ def test_weights_are_those_of_the_formula_and_make_the_output(
         assert not np.triu(dense, 1).any()
 
 
-@pytest.mark.parametrize(("name", "form"), FORMS)
+@pytest.mark.parametrize(
+    ("name", "form"), [x for x in FORMS if x[1] == "full" or x[0] in FAMILY]
+)
 def test_half_precision(name: str, form: str) -> None:
     """Of so many positions that sums in bfloat16 itself would lose the small terms."""
     arrays, upstream = row_inputs(5)

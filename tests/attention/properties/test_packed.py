@@ -13,7 +13,9 @@ from lra_jax import attention
 from lra_jax.attention.causal.engine import Chunking
 
 from ..mechanisms import (
+    ALL_FORMS,
     CAUSAL,
+    FAMILY,
     FAMILY_STREAMS,
     NAMES,
     STREAMS,
@@ -21,6 +23,7 @@ from ..mechanisms import (
     assert_rejects,
     cuts,
     fast_jit,
+    formula,
     gradients,
     inputs,
     one_step,
@@ -46,6 +49,8 @@ IDS = np.array(
 BATCH, LENGTH = IDS.shape  # Those of `mechanisms.row_inputs`.
 # All of ours; a mechanism from outside need not take documents.
 PACKED = tuple(name for name in NAMES if takes(name, "segment_ids"))
+# Rows of the others go through the same code; here against their formulas.
+COMPARED = [name for name in PACKED if name in (*FAMILY, "luna", "fnet", "flash")]
 CHUNKINGS = [Chunking(3, 6), Chunking(5, 5, "parallel"), Chunking(1, 2), Chunking(64)]
 # Options that other formulas belong to.
 OPTIONS = [
@@ -139,14 +144,14 @@ def _check(
         assert_close(call(factors, *arrays), tuple(expected), 1e-9)
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", COMPARED)
 def test_a_packed_row_is_each_document_alone(name: str) -> None:
     """Some positions are hidden in addition; the cuts below have no mask."""
     _check(name, False, hidden=True)
 
 
 # All cuts of one that has the common engine, and of softmax.
-CUTS = [(name, CHUNKINGS[0], True) for name in PACKED if name in CAUSAL]
+CUTS = [(name, CHUNKINGS[0], True) for name in COMPARED if name in CAUSAL]
 CUTS += itertools.product(["linear", "softmax"], CHUNKINGS[1:], [False])
 
 
@@ -155,6 +160,17 @@ def test_a_packed_row_is_each_document_alone_in_the_causal_form(
     name: str, chunking: Chunking, hidden: bool
 ) -> None:
     _check(name, True, hidden=hidden, **cuts(name, chunking))
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [(x, y) for x, y in ALL_FORMS if x in {*PACKED} - {*COMPARED}]
+)
+def test_a_packed_row_is_the_formula_of_each_document(name: str, form: str) -> None:
+    arrays, _ = row_inputs(31)
+    out = np.asarray(fast_jit(run(name, form))(*arrays, segment_ids=IDS))
+    for row, first, end in documents():
+        part = np.s_[row : row + 1, first:end]
+        assert_close(out[part], formula(name, form)(*(x[part] for x in arrays)))
 
 
 @pytest.mark.parametrize(("name", "options", "causal"), OPTIONS)

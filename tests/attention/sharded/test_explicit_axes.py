@@ -22,7 +22,7 @@ FORMS = [
     for name, one in MECHANISMS.items()
     for is_causal in ([False, True] if one.causal else [False])
     # As linear attention, RetNet and the gated delta rule.
-    if (name, is_causal) not in (("norm", True), ("lightning", True), ("delta", True))
+    if name not in ("norm", "lightning", "delta")
 ]
 
 # An operation that does not know how its result is split is refused when it is traced,
