@@ -85,26 +85,48 @@ def test_golden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert_close(array, stored[part])
 
 
+def _doubled(x: jax.Array) -> jax.Array:
+    return jnp.exp(jnp.concatenate([x, -x], -1))
+
+
 @pytest.mark.parametrize(
-    ("is_causal", "name", "sizes"),
+    ("is_causal", "name", "sizes", "options"),
     [
         # Three blocks, the last with a tail; heads in groups of 4 and of 2.
-        (True, "linear", {"query_length": 71, "heads": 8, "head_dim": 32}),
-        (True, "cosformer", {"query_length": 71, "heads": 4, "head_dim": 64}),
+        (True, "linear", {"query_length": 71, "heads": 8, "head_dim": 32}, {}),
+        (True, "cosformer", {"query_length": 71, "heads": 4, "head_dim": 64}, {}),
         # One head at a time; widths that fill no registers; heads come first.
-        (True, "cosformer", {"query_length": 40, "head_dim": 16, "value_dim": 24}),
-        (True, "linear", {"query_length": 20, "heads": 1, "head_dim": 256}),
-        (True, "cosformer", {"query_length": 20, "heads": 3, "head_dim": 96}),
-        (False, "linear", {"query_length": 20, "heads": 4, "value_dim": 24}),
-        (False, "cosformer", {"query_length": 71, "heads": 4, "head_dim": 64}),
+        (
+            True,
+            "cosformer",
+            {"query_length": 40, "head_dim": 16, "value_dim": 24},
+            {"denominator": "add", "eps": 0.5},
+        ),
+        (
+            True,
+            "linear",
+            {"query_length": 20, "heads": 1, "head_dim": 256},
+            {"feature_map": "sigmoid", "eps": 0.1},
+        ),
+        (
+            True,
+            "cosformer",
+            {"query_length": 25, "heads": 3, "head_dim": 96},
+            {"max_length": np.array([25, 9]), "feature_map": "elu"},
+        ),
+        (True, "linear", {"query_length": 25}, {"feature_map": _doubled}),
+        (False, "linear", {"query_length": 20, "heads": 4, "value_dim": 24}, {}),
+        (False, "cosformer", {"query_length": 71, "heads": 4, "head_dim": 64}, {}),
     ],
 )
-def test_like_the_xla_form(is_causal: bool, name: str, sizes: dict) -> None:
+def test_like_the_xla_form(
+    is_causal: bool, name: str, sizes: dict, options: dict
+) -> None:
     length = sizes["query_length"] if is_causal else 50
     arrays = inputs(3, **{"length": length, "batch": 2} | sizes)
     mask = np.random.default_rng(4).random((2, length)) < 0.7
     more = {} if name == "linear" else {"max_length": 80}
-    compare(name, arrays, mask=mask, is_causal=is_causal, **more)
+    compare(name, arrays, mask=mask, is_causal=is_causal, **more | options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,20 +134,6 @@ def test_half_precision(name: str) -> None:
     arrays = inputs(5, 1, 40, 40, 2, 64)
     arrays = [jnp.asarray(x, "bfloat16") for x in arrays]
     compare(name, arrays, 1e-2, is_causal=name == "cosformer")
-
-
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("linear", {"feature_map": "sigmoid", "eps": 0.1}),
-        ("linear", {"feature_map": lambda x: jnp.exp(jnp.concatenate([x, -x], -1))}),
-        ("cosformer", {"denominator": "add", "eps": 0.5}),
-        ("cosformer", {"max_length": np.array([25, 9])}),
-        ("cosformer", {"max_length": np.array([25, 9]), "feature_map": "elu"}),
-    ],
-)
-def test_options(name: str, more: dict) -> None:
-    compare(name, inputs(6, 2, 25, 25, 2, 8), is_causal=True, **more)
 
 
 def test_fewer_key_heads() -> None:
