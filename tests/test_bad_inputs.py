@@ -78,7 +78,6 @@ train --data.dir= ~ --data.dir: expected a name, got ''
 train --seed=-1 ~ --seed: expected 0 or a positive int, got -1
 train --seed=99999999999999999999 ~ --seed: expected a number of at most 2147483647
 train --seeds=0 ~ --seeds: expected 1 to 1000, got 0
-train --seeds=1001 ~ --seeds: expected 1 to 1000, got 1001
 train --dry_run --seeds=2 ~ --dry_run: expected one run
 train --coordinator=host:1 ~ --distributed: expected True
 train --train.steps=0 ~ --train.steps: expected a positive int, got 0
@@ -91,7 +90,6 @@ train --model.num_heads=3 ~ --model.num_heads: expected a divisor of
 train --model.num_layers=1001 ~ --model.num_layers: expected 1 to 1000, got 1001
 train --model.max_length=10 ~ --model.max_length: expected at least 2000
 train --data.max-length=2001 ~ --model.max_length: expected at least 2001
-train --task=image --model.max_length=10 ~ --model.max_length: expected at least 1024
 train --model.positions=learned_2d ~ --model.positions: expected images
 train --model.positions=rotary --attention=fnet ~ rotary: expected
 train --model.short_conv=-1 ~ --model.short_conv: expected
@@ -149,9 +147,6 @@ sweep --attention=softmax --suite=foo ~ --suite: expected one of
 sweep ~ --attention: expected mechanisms, as in softmax,cosformer, got none
 sweep --attention=softmax,,flow ~ --attention: expected distinct names
 sweep --attention=flow --lr=1e-3,0.001 ~ sweep: expected values that differ
-sweep --attention=cosfomer ~ did you mean 'cosformer'?
-sweep --attention=softmax --seed=-3 ~ --seed: expected 0 or a positive
-sweep --attention=flow --train.step=3 ~ did you mean '--train.steps'?
 evaluate --workdir= ~ expected a run directory
 evaluate --workdir=x --predictions= ~ --predictions: expected a file, got ''
 evaluate --workdir=nope ~ --workdir: expected a run directory, got nope
@@ -162,11 +157,9 @@ report /dev/null ~ got /dev/null, a file
 report . nope ~ RUNS: expected run directories
 report . --outs=x ~ did you mean '--out'?
 benchmark --attention=nope ~ --attention: expected one of
-benchmark --attention=nope:f ~ attention: expected an importable module before
 benchmark --attention=softmax[ ~ --attention: expected
 benchmark --attention=softmax[blok=1] ~ did you mean 'block'?
 benchmark --attention=linear,linear ~ --attention: expected different
-benchmark --lengths= ~ --lengths: expected
 benchmark --lengths=1Q ~ --lengths: expected positive integers
 benchmark --lengths=99999999999999999999 ~ --lengths: expected positive integers
 benchmark --heads=0 ~ --heads: expected a positive int, got 0
@@ -181,11 +174,9 @@ analyze pats ~ did you mean 'paths'?
 analyze paths --experiment=foo ~ --experiment: expected one of
 analyze paths --attention=linformer ~ --attention
 analyze paths --repeats=0 ~ --repeats: expected a positive int
-analyze rank-collapse --network= ~ --network: expected distinct names
 analyze rank-collapse --network=bert,bert ~ --network: expected distinct names
 analyze rank-collapse --attention=foo ~ --attention: expected one of
 analyze rank-collapse --length=1 ~ --length: expected at least 2
-analyze rank-collapse --workdir=nope ~ --workdir: expected a run directory
 analyze rank-collapse --weights=nope ~ --weights: expected a folder with
 analyze rank-collapse --weights=a --workdir=b ~ --weights: expected nothing with
 analyze rank-collapse --out= ~ --out: expected a name, got ''
@@ -198,7 +189,6 @@ data prepare --task=foo ~ --task: expected one of
 data prepare --train.steps=3 ~ --train.steps: expected a flag
 data prepare --count=3 ~ --count: expected a flag, got an unknown one
 data prepare --data.num_train=0 ~ --data.num_train: expected a positive int
-data prepare --data.path=nope ~ --data.path: expected a file or a folder
 data prepare --data.dir=/dev/null/x ~ --data.dir: expected a folder that can be
 data prepare --data.path=x --data.num_train=5 ~ --data.num_train: expected no value
 data prepare --task=text --data.path=/dev/null ~ expected
@@ -327,7 +317,7 @@ def test_a_run_that_cannot_begin_leaves_its_directory_free(capsys, tmp_path, dat
     for wrong, code, words in (
         ("--attention=test_bad_inputs:raises", 1, "RuntimeError: out of order"),
         ("--model.attention_options=eps=-1", 2, "eps: expected "),
-        ("--data.buckets=128", 2, ": expected "),
+        ("--data.buckets=128", 2, "--model.max_length: expected at least 128"),
         ("--data.buckets=x", 2, "buckets: expected "),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -51,10 +51,8 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
         ("listops", SPLIT, "--train.seq_devices: expected 1 with --data.packing"),
         ("retrieval", {"data": {"packing": True}}, "--data.packing: expected False"),
         ("text", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),
-        ("retrieval", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),
         ("parity", {"data": {"test_max": 300}}, "max_length: .* 300, .* got 128"),
         ("s5", {"data": {"max_length": 50}}, "--model.max_length: .* 50, .* got 40"),
-        ("mad-recall", {"data": {"length": 300}}, "max_length: .* 300, .* got 128"),
     ],
 )
 def test_settings_that_cannot_work(task, changes, message):

@@ -218,7 +218,6 @@ def test_a_part_that_the_model_cannot_take_is_found_before_training(tmp_path):
 @pytest.mark.parametrize(
     ("task", "attention", "changes", "message"),
     [
-        ("mad-recall", "flow", {"model": {"is_causal": False}}, "--model.is_causal"),
         ("mqar", "linformer", {}, "--attention: expected one with a causal form"),
         ("parity", "flow", {"train": {"length_warmup": "8:0.5"}}, "cut off"),
         ("parity", "linear", {"train": {"seq_devices": 2}}, "--train.seq_devices"),
