@@ -44,7 +44,7 @@ def tiny(task, attention, workdir, *, data, model=None, **settings):
 def test_parity_needs_negative_eigenvalues(tmp_path, beta_range, solves):
     """Beyond the lengths of training, where no string was learnt by heart."""
     model = {"short_conv": 0, "attention_options": f"beta_range={beta_range}"}
-    times = {"steps": 200, "eval_every": 100, "learning_rate": 1e-2}
+    times = {"steps": 200, "eval_every": 200, "learning_rate": 1e-2}
     result = train.run(
         tiny("parity", "delta", tmp_path, data=SHORT, model=model, **times), quiet=True
     )
