@@ -23,6 +23,7 @@ from lra_jax.configs import Config, get_preset
 from lra_jax.models import saved
 from lra_jax.models.norms import BatchNorm
 from lra_jax.training.console import RunConsole
+from lra_jax.training.metrics import read_metrics
 from lra_jax.training.result import Result
 from lra_jax.training.session import Session
 
@@ -134,7 +135,7 @@ def steps_resumed(session: Session) -> list[int]:
 def resume(config: Config, step: int) -> Session:
     """Ends a copy of a finished run, as if that had been killed after a checkpoint.
 
-    Its model is the same to the last bit.
+    Its reports and its model are the same to the last bit.
     """
     workdir = Path(str(config.workdir))
     copy = workdir.with_name(f"{workdir.name}-again")
@@ -150,7 +151,18 @@ def resume(config: Config, step: int) -> Session:
         session.run()
     assert begun == [step]
     assert (copy / saved.FILE).read_bytes() == written
+    assert without_times(copy) == without_times(workdir)
     return session
+
+
+# Whether the steps of a report were all compiled hangs on where a session began.
+TIMES = ("seconds", "steps_per_second", "warm", "data_wait")
+
+
+def without_times(workdir: Path) -> list[dict[str, Any]]:
+    """The reports of a run, but for what differs from one run to the next."""
+    lines = read_metrics(workdir)
+    return [{k: v for k, v in x.items() if k not in TIMES} for x in lines]
 
 
 def flags(config: Config) -> list[str]:

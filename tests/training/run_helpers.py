@@ -63,10 +63,6 @@ def reference_means(trainer, split: str) -> dict[str, float]:
     }
 
 
-# Of a report: whether its steps were all compiled hangs on where a session began.
-TIMES = ("seconds", "steps_per_second", "warm", "data_wait")
-
-
 # Fields of a result that differ from one run to the next, and the seal over it.
 VARYING = (
     *("seconds", "steps_per_second", "data_wait", "command", "peak_memory_bytes"),
@@ -99,11 +95,6 @@ def latest(workdir) -> int:
     folder = workdir / "checkpoints" / "latest"
     steps = folder.iterdir() if folder.exists() else ()
     return max([int(p.name) for p in steps if p.name.isdecimal()], default=0)
-
-
-def without_times(workdir) -> list[dict]:
-    lines = read_metrics(workdir)
-    return [{k: v for k, v in x.items() if k not in TIMES} for x in lines]
 
 
 def broken_off(self, params, split, stop, console):

@@ -23,7 +23,6 @@ from run_helpers import (
     main,
     restored,
     trainer,
-    without_times,
 )
 
 from lra_jax import seals
@@ -306,7 +305,7 @@ def test_a_full_disk(finished, tmp_path):
     with Session(config, quiet=True) as session:
         step = session.trainer.restore()
         assert step >= 10
-        written, unbroken = map(without_times, (out / "run", finished.workdir))
+        written, unbroken = map(helpers.without_times, (out / "run", finished.workdir))
         kept = [line for line in unbroken if line["step"] <= step]
         assert written[: len(kept)] == kept
 

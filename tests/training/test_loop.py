@@ -19,7 +19,6 @@ from run_helpers import (
     losses,
     trainer,
     wait,
-    without_times,
 )
 
 from lra_jax import tasks, train
@@ -160,7 +159,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(finished, tmp_path, monkeypa
         if name not in VARYING:
             assert result[name] == value, name
     assert f"{result['test_accuracy_best']:.2f}" in end.stdout
-    assert without_times(workdir) == without_times(finished.workdir)
+    assert helpers.without_times(workdir) == helpers.without_times(finished.workdir)
     with Session(config, quiet=True) as session:
         session.trainer.restore()
     helpers.assert_equal_trees(session.trainer.state, finished.trainer.state)

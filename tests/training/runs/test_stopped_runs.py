@@ -13,7 +13,7 @@ from typing import Any
 
 import helpers
 import pytest
-from run_helpers import main, without_times
+from run_helpers import main
 
 from lra_jax.training.checkpoints import Checkpoints
 from lra_jax.training.session import Session
@@ -110,7 +110,9 @@ def test_a_signal_while_training(
     if name == "evaluate":
         with Session(config, quiet=True) as session:
             session.run()
-        assert without_times(tmp_path / "run") == without_times(finished.workdir)
+        assert helpers.without_times(tmp_path / "run") == helpers.without_times(
+            finished.workdir
+        )
 
 
 def test_nobody_reads_the_output(dataset, data_dir):
