@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lra_jax.analysis.residual import composite_norm
-from lra_jax.attention.inputs import check_size
+from lra_jax.attention.inputs import check_eps, check_size
 
 
 def collapse_bound(
@@ -40,13 +40,18 @@ def collapse_bound(
       The bound; infinity if it exceeds the largest float, 0 if below the smallest.
 
     Raises:
-      ValueError: a negative argument.
+      ValueError: a negative or non-finite argument, or a size that is not positive.
 
     Examples:
       >>> [collapse_bound(0.5, depth, beta=1.0, head_dim=64) for depth in range(4)]
       [0.5, 0.0625, 0.00012207031250000008, 9.094947017729282e-13]
     """
+    check_eps(residual_norm, "residual_norm")
+    for name, factor in {"beta": beta, "gamma": gamma, "lipschitz": lipschitz}.items():
+        check_eps(factor, name)
     check_size("depth", depth, lowest=0)
+    check_size("head_dim", head_dim)
+    check_size("num_heads", num_heads)
     base = 4 * gamma * beta * num_heads * lipschitz / math.sqrt(head_dim)
     if residual_norm == 0 or (base == 0 and depth > 0):
         return 0.0
@@ -56,7 +61,7 @@ def collapse_bound(
     log = power * math.log(residual_norm)
     if depth > 0:
         log += (power - 1) // 2 * math.log(base)
-    return math.inf if log >= 709 else math.exp(log)
+    return math.exp(log) if log < 709 else math.inf
 
 
 def collapse_beta(

@@ -140,7 +140,8 @@ def evaluate(case: Case, inputs: Mapping[str, np.ndarray], dtype: str) -> Arrays
     with jax.default_matmul_precision(None if dtype == "bfloat16" else "highest"):
         run = jax.jit(function, compiler_options=options)
         out, (learned, *gradients) = run(extra, *arrays)
-    results = {"output": out, **learned, **dict(zip(_ARRAYS, gradients, strict=False))}
+    results = {"output": out, **learned}
+    results |= zip(_ARRAYS[:3], gradients, strict=True)
     return {name: np.asarray(x, "float64") for name, x in results.items()}
 
 

@@ -11,6 +11,7 @@ directions by the difference of the returns on both sides; the best few directio
 count, divided by the deviation of their returns, and states are standardised.
 """
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ Act = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 """``(step, states [n, S], last rewards [n]) -> actions [n, A]``, from -1 to 1."""
 
 
-class Environment:
+class Environment(abc.ABC):
     """Episodes that advance together.
 
     Attributes:
@@ -43,13 +44,13 @@ class Environment:
     target: float | None = None
     references: tuple[float, float] | None = None
 
+    @abc.abstractmethod
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Begins an episode for each seed, and returns the states `[n, S]`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The next states `[n, S]`, the rewards `[n]`, and which episodes ended."""
-        raise NotImplementedError
 
     def features(self, states: np.ndarray) -> np.ndarray:
         """The features `[n, F]` of the searched policies: here, the state."""

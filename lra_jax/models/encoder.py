@@ -1,5 +1,6 @@
 """A Transformer encoder around any attention mechanism."""
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -93,6 +94,7 @@ class Block(nnx.Module):
         sow(self, outputs=out)
         return out, memory
 
+    @abc.abstractmethod
     def add_branches(
         self,
         x: jax.Array,
@@ -110,7 +112,6 @@ class Block(nnx.Module):
           rngs: with a stream "dropout" in training, else None.
           **rows: ``mask`` and ``segment_ids``, `[B, T]` or None; none in a stream.
         """
-        raise NotImplementedError
 
     def transform(
         self,

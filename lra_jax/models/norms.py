@@ -1,5 +1,6 @@
 """Normalisation of each column over positions: of a sequence, or of a whole batch."""
 
+import abc
 from typing import Any
 
 import jax
@@ -61,6 +62,7 @@ class PositionNorm(nnx.Module):
         out = self.normalise(x, real, documents, training)
         return out.astype(self.dtype or inputs.dtype)
 
+    @abc.abstractmethod
     def normalise(
         self,
         x: jax.Array,
@@ -69,7 +71,6 @@ class PositionNorm(nnx.Module):
         training: bool,
     ) -> jax.Array:
         """The output for `[B, T, D]`; ``real`` is boolean `[B, T, 1]`."""
-        raise NotImplementedError
 
 
 class InstanceNorm(PositionNorm):

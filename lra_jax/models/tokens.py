@@ -1,5 +1,6 @@
 """Models that predict a class at single positions of a sequence."""
 
+import abc
 from typing import Any
 
 import jax
@@ -95,9 +96,9 @@ class TokenModel(nnx.Module):
         encoded = self.encoder(tokens, mask, rngs, segment_ids, in_place=True)
         return self._read(encoded.astype(jnp.float32), lengths, positions)
 
+    @abc.abstractmethod
     def compute_logits(self, x: jax.Array) -> jax.Array:
         """The logits of vectors `[..., D]` float32."""
-        raise NotImplementedError
 
     def _read(
         self, encoded: jax.Array, lengths: jax.Array | None, positions: jax.Array

@@ -198,3 +198,12 @@ DEEP = np.ones((20, 2, 4, 4)), np.ones((20, 2, 3, 3))
 )
 def test_errors(function, arguments, parts):
     assert_rejects(lambda: function(*arguments), *parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("beta", -1), ("residual_norm", np.nan), ("head_dim", 0), ("num_heads", 0)],
+)
+def test_numbers_that_have_no_bound(name, value):
+    sizes = {"residual_norm": 1, "depth": 2, "beta": 1, "head_dim": 4} | {name: value}
+    assert_rejects(lambda: analysis.collapse_bound(**sizes), name)

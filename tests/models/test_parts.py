@@ -69,6 +69,11 @@ def test_a_block_of_another_output_is_refused() -> None:
         model(jnp.zeros((1, 3), int))
 
 
+def test_a_block_needs_its_branches() -> None:
+    with pytest.raises(TypeError, match=r"abstract .*add_branches"):
+        type("Unfinished", (Block,), {})(None, None)
+
+
 def test_a_stream_is_the_whole_model() -> None:
     model = CausalLM(9, is_causal=True, **SETTINGS, rngs=nnx.Rngs(0))
     block: Any = model.encoder.blocks[0]

@@ -129,7 +129,7 @@ def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
     for name in ("test_loss_best", "test_loss_last", "best_step", "steps"):
         assert getattr(result, name) == getattr(expected, name)
     assert steps_and_losses(tmp_path / "run") == steps_and_losses(tmp_path / "whole")
-    train.run(longer, quiet=True)
+    assert train.run(longer, quiet=True) == result.to_dict()
     assert load_run(str(tmp_path / "run")).step == result.best_step
     curves, end = (tmp_path / "run" / n for n in ("curves.png", "result.json"))
     assert curves.stat().st_mtime >= end.stat().st_mtime
@@ -138,7 +138,7 @@ def test_a_longer_run_ends_as_one_from_the_start(data_dir, tmp_path):
 
 
 def test_a_longer_run_counts_a_best_checkpoint_again(data_dir, tmp_path):
-    """It goes back behind the shorter one's end, whose parameters were the best."""
+    """It goes back to before the shorter one's end, whose parameters were the best."""
     short = constant(data_dir, tmp_path / "run", 6)
     assert train.run(short, quiet=True)["best_step"] == 6
     longer = short.replace(train={"steps": 9})
