@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from lra_jax.data import listops_files, listops_language
-from lra_jax.data.dataset import SequenceDataset
-
 WORDS = {"neg": b"bad, awful, dull. ", "pos": b"good, great, fine! "}
 
 
@@ -34,41 +31,6 @@ def imdb_archive(file: Path, files: dict[str, bytes] | None = None) -> Path:
         "aclImdb/train/urls_pos.txt": b"http://",
     }
     return tar(file, extra | (imdb_reviews() if files is None else files))
-
-
-def nested(text: str) -> str:
-    """A ListOps expression in the binary form of the official files: applying x to y
-    is written `( x y )`, and the last argument of an operator is its bracket."""
-    words: list[str] = []
-    opened: list[int] = []  # Places in `words` of operators that are not closed.
-
-    def apply_last() -> None:
-        if opened:
-            words[opened[-1]] = f"( {words[opened[-1]]}"
-            words.append(")")
-
-    for word in text.split():
-        words.append(word)
-        if word.startswith("["):
-            opened.append(len(words) - 1)
-            continue
-        apply_last()
-        if word == "]":
-            opened.pop()
-            apply_last()
-    return " ".join(words)
-
-
-def write_listops(dataset: SequenceDataset, folder: Path) -> None:
-    """The three official files of ListOps."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, name in listops_files.FILES.items():
-        lines = ["Source\tTarget"]
-        for row in dataset.source(split):
-            source = nested(listops_language.decode(row["tokens"]))
-            lines.append(f"{source}\t{row['label']}")
-        content = "".join(f"{line}\r\n" for line in lines)
-        (folder / name).write_bytes(content.encode())
 
 
 def cifar_files(per_batch: int = 4, test: int = 12) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from lra_jax.data import builder, checks, listops_files, listops_trees
 from lra_jax.data.dataset import SequenceDataset
+from lra_jax.data.listops_files import write as write_tsv
 from lra_jax.data.listops_language import (
     TOKENS,
     VOCAB_SIZE,
@@ -34,6 +35,7 @@ __all__ = [
     "encode",
     "evaluate",
     "prepare",
+    "write_tsv",
 ]
 
 

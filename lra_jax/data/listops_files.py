@@ -1,4 +1,4 @@
-"""The official ListOps files: reading and checking them.
+"""The official ListOps files: reading, checking and writing them.
 
 `basic_train.tsv`, `basic_val.tsv` and `basic_test.tsv` of `lra_release/listops-1000`:
 tab separated, CRLF line ends, a header `Source`, `Target`, then on each line one
@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from lra_jax.data import checks, listops_language, originals
+from lra_jax.data.dataset import SequenceDataset
 from lra_jax.errors import expected, within
-from lra_jax.files import read_lines
+from lra_jax.files import expand_home, read_lines, replacing
 
 FILES = {
     "train": "basic_train.tsv",
@@ -70,6 +71,23 @@ def read(file: pathlib.Path, max_length: int) -> Iterator[tuple[np.ndarray, int]
                 yield _parse(row, max_length)
         except ValueError as error:
             raise within(place, error) from None
+
+
+def write(dataset: SequenceDataset, folder: str | os.PathLike) -> None:
+    """Writes the three official files, for other code bases.
+
+    Args:
+      dataset: one of `listops.prepare`.
+      folder: created if missing; files of these names in it are replaced.
+    """
+    place = expand_home(folder, "folder")
+    place.mkdir(parents=True, exist_ok=True)
+    for split, name in FILES.items():
+        with replacing(place / name) as partial, partial.open("wb") as file:
+            file.write("\t".join(_HEADER).encode() + b"\r\n")
+            for row in dataset.source(split):
+                source = listops_language.to_nested(row["tokens"])
+                file.write(f"{source}\t{row['label']}\r\n".encode())
 
 
 def _parse(row: list[str], max_length: int) -> tuple[np.ndarray, int]:

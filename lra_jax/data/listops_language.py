@@ -137,6 +137,26 @@ def evaluate(tokens: Iterable[int]) -> int:
     return values[0]
 
 
+def to_nested(tokens: Iterable[int]) -> str:
+    """Returns the binary form of the official files, of one complete expression.
+
+    Applying x to y is written `( x y )`, and the last argument of an operator is its
+    bracket, so that k arguments have k + 1 pairs of parentheses.
+    """
+    words: list[str] = []
+    opened: list[int] = []  # Places in `words` of operators that are not closed.
+    for token in _checked_ids(tokens):
+        words.append(_WORDS[token])
+        if MIN <= token < CLOSE:
+            opened.append(len(words) - 1)
+            continue
+        closed = [opened.pop()] if token == CLOSE else []
+        for place in (*closed, *opened[-1:]):
+            words[place] = f"( {words[place]}"
+            words.append(")")
+    return " ".join(words)
+
+
 class Tree(NamedTuple):
     """An expression as a drawing: digits and operators, indexed in token order.
 

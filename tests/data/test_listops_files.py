@@ -1,7 +1,6 @@
-"""Reading the official files."""
+"""Reading and writing the official files."""
 
 import numpy as np
-import originals
 import pytest
 
 from lra_jax.data import listops, listops_files
@@ -17,7 +16,9 @@ def write_files(folder, lines=LINES):
 
 
 def test_round_trip(dataset, data_dir, tmp_path):
-    originals.write_listops(dataset, tmp_path / "listops-1000")
+    listops.write_tsv(dataset, tmp_path / "listops-1000")
+    content = (tmp_path / "listops-1000" / "basic_test.tsv").read_bytes()
+    assert content.startswith(b"Source\tTarget\r\n") and content.endswith(b"\r\n")
     again = listops.prepare(data_dir, path=tmp_path)
     assert again.splits == ("train", "valid", "test")
     assert again.fingerprint == dataset.fingerprint

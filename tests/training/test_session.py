@@ -12,7 +12,6 @@ import types
 from typing import Any
 
 import helpers
-import originals
 import pytest
 from run_helpers import broken_off, constant, last_step, latest, steps_and_losses, wait
 
@@ -196,7 +195,7 @@ def table(tmp_path_factory):
     lengths = {"min_length": 10, "max_length": 60}
     folder = tmp_path_factory.mktemp("table")
     dataset = listops.prepare(folder / "data", **sizes, **lengths)
-    originals.write_listops(dataset, folder / "files")
+    listops.write_tsv(dataset, folder / "files")
     return folder / "files"
 
 
