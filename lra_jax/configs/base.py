@@ -571,7 +571,7 @@ _WITHOUT_EFFECT = frozenset(
     {"workdir", "data.dir", "data.processes", "train.seq_devices"}
     | {"train.remat"}
     | {"distributed", "coordinator", "num_processes", "process_id"}
-    | {"profile", "wandb"}
+    | {"profile", "wandb", *_WITHOUT_SUCCESSOR}
 )
 
 
