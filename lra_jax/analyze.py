@@ -215,6 +215,8 @@ def _rank_collapse(settings: RankCollapse) -> Iterator[Any]:
     if settings.weights is not None and settings.workdir is not None:
         raise expected("--weights", "nothing with --workdir", repr(settings.weights))
     if settings.masks or settings.widths:
+        if settings.workdir is not None or settings.weights is not None:
+            raise expected("--masks, --widths", "no --workdir or --weights", "one")
         yield from _masks(settings)
         return
     variants = {n: v._replace(norm=settings.norm) for n, v in VARIANTS.items()}

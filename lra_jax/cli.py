@@ -327,7 +327,7 @@ def split_names(flag: str, text: str) -> list[str]:
     """The names in a flag's value, separated by commas: at least one, all distinct."""
     names = [name.strip() for name in text.split(",")]
     if "" in names or len(set(names)) < len(names):
-        raise expected(flag, "distinct names and commas", repr(text))
+        raise expected(flag, "different names separated by commas", repr(text))
     return names
 
 

@@ -119,8 +119,10 @@ def expand_home(path: str | os.PathLike[str], name: str) -> pathlib.Path:
       name: of the flag or argument.
 
     Raises:
-      ValueError: there is no such user.
+      ValueError: it is empty, or there is no such user.
     """
+    if not os.fspath(path):  # Would be the current folder.
+        raise expected(name, "a path", "''")
     try:
         return pathlib.Path(path).expanduser()
     except RuntimeError as error:

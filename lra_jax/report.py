@@ -92,7 +92,7 @@ def write_report(
     for name in formats:
         known("--format", name, (*_PAGES, *exports.FORMATS))
     paths = [folders] if isinstance(folders, str | Path) else folders
-    paths = [expand_home(path, "RUNS") for path in paths]
+    paths, out = [expand_home(x, "RUNS") for x in paths], expand_home(out, "--out")
     runs, problems = read_runs(*paths, allow_code=allow_code)
     groups = group_runs(runs)
     if not groups:
@@ -104,7 +104,6 @@ def write_report(
         "cannot be read": problems,
         "without some of its metrics": lost_metrics(runs),
     }
-    out = expand_home(out, "--out")
     with writable("--out", "a folder", out):
         out.mkdir(parents=True, exist_ok=True)
     lines = [f"{why}: {line}" for why, lines in notes.items() for line in lines]

@@ -72,7 +72,7 @@ def make_plan(args: Sequence[str]) -> list[runs.Planned]:
     that ``--task`` names, and the protocol of each varies flags of its own.
     """
     flags = _read_flags(args)
-    suite = flags.pop("--suite", None)
+    suite = (flags.pop("--suite") or "") if "--suite" in flags else None
     names, tasks, presets = (
         cli.split_names(flag, flags.pop(flag) or "") if flag in flags else []
         for flag in ("--attention", "--task", "--preset")
@@ -111,12 +111,15 @@ def make_plan(args: Sequence[str]) -> list[runs.Planned]:
 
 
 def _read_flags(args: Sequence[str]) -> dict[str, str | None]:
-    """The value of each flag, None for one that stands alone; the last one counts."""
+    """The value of each flag, None for one that stands alone; the last one counts,
+    except where a user may mean all of them."""
     flags: dict[str, str | None] = {}
     flag = ""
     for word in args:
         if word.startswith("--"):
             flag, equals, text = word.partition("=")
+            if flag in flags and flag in ("--attention", "--task", "--preset"):
+                raise expected(flag, "all names in one flag", "several flags")
             flags[flag] = text if equals else None
         elif flag and flags[flag] is None:
             flags[flag] = word

@@ -145,9 +145,11 @@ train --task=lm --data.path=nowhere ~ --data.path
 train --task=lm --train.seq_devices=2 ~ --train.seq_devices
 sweep --attention=softmax --suite=foo ~ --suite: expected one of
 sweep ~ --attention: expected mechanisms, as in softmax,cosformer, got none
-sweep --attention=softmax,,flow ~ --attention: expected distinct names
+sweep --attention=softmax,,flow ~ --attention: expected different names
+sweep --attention=flow --attention=linear ~ --attention: expected all names in one flag
+sweep --attention=flow --suite ~ --suite: expected one of
 sweep --attention=flow --lr=1e-3,0.001 ~ sweep: expected values that differ
-evaluate --workdir= ~ expected a run directory
+evaluate --workdir= ~ workdir: expected a path, got ''
 evaluate --workdir=x --predictions= ~ --predictions: expected a file, got ''
 evaluate --workdir=nope ~ --workdir: expected a run directory, got nope
 evaluate --workdir=x --spilt=test ~ did you mean '--split'?
@@ -155,6 +157,7 @@ report ~ RUNS: expected at least one folder of runs, got none
 report nope ~ RUNS: expected a folder of runs, got nope
 report /dev/null ~ got /dev/null, a file
 report . nope ~ RUNS: expected run directories
+report . --out= ~ --out: expected a path, got ''
 report . --outs=x ~ did you mean '--out'?
 benchmark --attention=nope ~ --attention: expected one of
 benchmark --attention=softmax[ ~ --attention: expected
@@ -167,6 +170,7 @@ benchmark --max_gb=-1 ~ --max_gb: expected a positive finite number
 benchmark --dtypes=int8 ~ --dtypes: expected
 benchmark --view=lra --work=forward ~ --work: expected train
 benchmark --view=linformer --features=x ~ --features: expected positive integers
+benchmark --out= ~ --out: expected a path, got ''
 benchmark --out=/dev/null/x ~ --out: expected a file that can be written
 benchmark --view=accelerator ~ --out: expected a folder
 benchmark --view=accelerator --out=x --part=tims ~ did you mean 'times'
@@ -174,7 +178,8 @@ analyze pats ~ did you mean 'paths'?
 analyze paths --experiment=foo ~ --experiment: expected one of
 analyze paths --attention=linformer ~ --attention
 analyze paths --repeats=0 ~ --repeats: expected a positive int
-analyze rank-collapse --network=bert,bert ~ --network: expected distinct names
+analyze rank-collapse --network=bert,bert ~ --network: expected different names
+analyze rank-collapse --masks --workdir=x ~ --widths: expected no --workdir
 analyze rank-collapse --attention=foo ~ --attention: expected one of
 analyze rank-collapse --length=1 ~ --length: expected at least 2
 analyze rank-collapse --weights=nope ~ --weights: expected a folder with

@@ -16,8 +16,6 @@ from lra_jax.files import expand_home, read_bytes, read_lines
 
 def existing_path(path: str | os.PathLike) -> pathlib.Path:
     """The absolute path; raises ValueError if it is empty or does not exist."""
-    if not str(path):  # Would be the current folder.
-        raise expected("--data.path", "a file or a folder", "''")
     place = expand_home(path, "--data.path").absolute()
     if not place.exists():
         got = f"{place}, which does not exist"
