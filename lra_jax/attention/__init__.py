@@ -72,4 +72,6 @@ def __dir__() -> list[str]:
     for name, mechanism in MECHANISMS.items():
         stream = ("init", "prefill", "step") if mechanism.stream else ()
         public += [f"{name}_{part}" for part in ("attention", "weights", *stream)]
+        others = mechanism.parameters, mechanism.layout, mechanism.memory
+        public += [str(other) for other in others if other is not None]
     return sorted(public)

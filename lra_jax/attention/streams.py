@@ -30,7 +30,8 @@ _PREFILL = """Processes a whole prompt, or a later part of one, in one pass.
 
     Args:
       query: `[B, T, N, H]`; key, value, arrays, mask and options as in `{attention}`,
-        the same in every call of a stream.
+        the same in every call of a stream, but for a ``max_length``, which the state
+        keeps.
       state: the state so far; None = a new stream. In a packed row, the first document
         continues it, and the returned state is that of the last.
 

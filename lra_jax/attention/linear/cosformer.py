@@ -18,7 +18,9 @@ keys' padding give zero: in cross-attention with T = S, pass ``max_length``.
 
 The causal form sums over j <= i. A prefix gives the same outputs as the whole
 sequence only with a fixed ``max_length``, so a stream (`cosformer_init`,
-`cosformer_prefill`, `cosformer_step`) needs one from the start.
+`cosformer_prefill`, `cosformer_step`) needs one from the start, and its state keeps it.
+A stream that goes beyond M raises; under ``jax.jit``, where a state's position is
+unknown, its further positions count as M - 1.
 
 Two dimensions. If a sequence is an image read row by row, ``grid=(rows, columns)``
 re-weights by both distances: position i is at row a_i and column b_i, and

@@ -66,9 +66,10 @@ class Options:
         """
         if projection is None and not self.softmax:
             return None
-        inputs.check_shape("projection", projection, "M H", None, head_dim)
-        inputs.check_float("projection", projection)
-        projection = jnp.asarray(projection)
+        sizes, source = (None, head_dim), "performer_parameters"
+        projection = inputs.check_array(
+            "projection", projection, "M H", *sizes, source=source
+        )
         if not projection.shape[0]:
             raise expected("projection", "at least one row", projection.shape)
         if self.hyperbolic:

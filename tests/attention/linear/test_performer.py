@@ -320,6 +320,7 @@ WRONG = np.ones((6, 16), "float32")
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
+        ({"projection": None}, ("got None; performer_parameters makes one",)),
         ({"projection": WRONG}, ("[M, H]=(M, 4)", "(6, 16)")),
         ({"projection": WRONG[:0, :4]}, ("at least one row", "(0, 4)")),
         ({"kernel": "relu", "hyperbolic": True}, ("False", "'relu'")),
