@@ -148,7 +148,8 @@ class MultiHeadAttention(nnx.Module):
         of_parameters, of_function = split_options(self.mechanism, options)
         self.function_options = Options(tuple(of_function.items()))
         self._set_widths(num_heads, num_kv_heads, qkv_features, options)
-        out_features = out_features or in_features
+        out_features = in_features if out_features is None else out_features
+        check_size("out_features", out_features)
         self._make_layers(out_features, use_bias, gate, rngs)
         self.gates = nnx.Dict(self._gates(options, rngs))
         self._make_memory(layer, num_layers, use_bias, rngs)
