@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Annotated, Any, Literal, Self
@@ -404,12 +405,12 @@ class ModelConfig:
 
 
 def _integers(name: str, value: Any, needed: str) -> tuple[int, ...]:
-    """Parses ``"1,2"``; values that are not text stay as they are."""
-    if not isinstance(value, str):
-        return value
+    """The integers of ``"1,2"``, or of a tuple."""
     try:
+        if not isinstance(value, str):
+            return tuple(map(operator.index, value))
         return tuple(int(part) for part in value.split(",") if value)
-    except ValueError:
+    except (TypeError, ValueError):
         raise expected(name, needed, f"{value!r}") from None
 
 

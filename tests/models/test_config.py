@@ -138,6 +138,7 @@ def test_what_the_blocks_get():
         ({"positions": "rotary", "num_heads": 64}, "rotary: .*even .*got 1"),
         ({"positions": "sinusoidal", "embed_dim": 7, "num_heads": 1}, "embed_dim: "),
         ({"cutoffs": (2, 1)}, r"cutoffs: expected increasing positive ids"),
+        ({"cutoffs": (2.5,)}, r"cutoffs: expected token ids, as in .*got \(2\.5,\)"),
     ],
 )
 def test_errors(settings, message):
