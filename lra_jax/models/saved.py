@@ -222,8 +222,8 @@ def save(
     Raises:
       ValueError: another kind of model, one whose attention cannot be found by name or
         has arrays that are neither ``nnx.Param`` nor `Buffer`, an option or another
-        value that JSON cannot hold, a ``raw`` that is not such a description, or
-        another file at ``NAME.json``. Nothing is written then.
+        value that JSON cannot hold, a ``raw`` that is not such a description or is
+        of longer texts, or another file at ``NAME.json``. Nothing is written then.
 
     Examples:
       >>> import tempfile
@@ -243,6 +243,10 @@ def save(
         check_free(path)
     check_raw(raw)
     kind = describe(model)
+    longest = kind["encoder"]["max_length"]
+    if raw.get("max_length", longest) > longest:
+        needed = f"no max_length above the model's, {longest}"
+        raise expected("raw", needed, raw["max_length"])
     _check_variables(model)
     described: dict[str, Any] = {
         "model": kind,

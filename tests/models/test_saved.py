@@ -163,6 +163,7 @@ def test_another_file_is_not_replaced_by_a_description(
         {"kind": "ids", "buckets": [8, 4]},
         *({"kind": "words", "ids": ids} for ids in (None, {})),
         {"kind": "pixels"},
+        {"kind": "bytes", "max_length": 99},
     ],
 )
 def test_what_does_not_describe_raw_examples(tmp_path: Path, raw: Any) -> None:
