@@ -461,7 +461,7 @@ def _convert(weights: Weights, config: PretrainedConfig) -> dict[str, np.ndarray
             bias = _take(weights, f"{theirs}.{name}.bias")
             places = ours.split()
             for part, x in {"kernel": kernel, "bias": bias}.items():
-                split = np.split(x, len(places), axis=-1)
+                split = np.array_split(x, len(places), -1)  # Uneven ones do not fit.
                 for place, one in zip(places, split, strict=True):
                     arrays[f"{block}.{place}.{part}"] = one
     return arrays
