@@ -272,8 +272,8 @@ class SequenceClassifier(PooledEncoder):
         Args:
           tokens: integer `[B, T]`, pixels in colour or real vectors `[B, T, C]`;
             anything beyond a sequence's length is ignored.
-          lengths: integer `[B]`, number of tokens in each sequence; None = T for all,
-            as for images.
+          lengths: integer `[B]`, number of tokens in each sequence; None = T for all.
+            An image is always read in full.
           rngs: with a stream "dropout", for training; None for evaluation.
           segment_ids, documents: for rows of several packed documents, and the maximum
             number in a row; see `pool`.
