@@ -30,7 +30,7 @@ import tensorflow_datasets as tfds
 
 from lra_jax.data import archives, builder, originals, token_files
 from lra_jax.data.dataset import SPLITS, SequenceDataset
-from lra_jax.errors import expected
+from lra_jax.errors import expected, known
 from lra_jax.files import open_regular
 
 ARCHIVE = archives.Archive(
@@ -90,6 +90,7 @@ def prepare(
       Splits of `tokens` and `label`; for errors, see `originals.locate` and
       `builder.prepare`.
     """
+    known("validation", validation, ("holdout", "test"))
     source = originals.locate(ARCHIVE, path, _files)
 
     def examples(root: pathlib.Path) -> builder.Splits:

@@ -56,6 +56,9 @@ def check_config(config: Config, task: Task) -> None:
             raise _unfit(config, f"train.{name}", needed)
     if config.pretrain.steps >= train.steps:
         raise _unfit(config, "pretrain.steps", f"less than --train.steps={train.steps}")
+    if config.pretrain.steps and task.per_position:
+        needed = f"0 for --task={task.name}, whose labels are for single positions"
+        raise _unfit(config, "pretrain.steps", needed)
     if task.is_causal and not config.model.is_causal:
         needed = f"True for --task={task.name}, whose answers come next"
         raise _unfit(config, "model.is_causal", needed)

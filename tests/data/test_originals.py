@@ -104,6 +104,8 @@ def test_text_validates_on_the_test_split_if_asked(tmp_path, imdb):
     assert texts(dataset, "valid") == texts(dataset, "test")
     assert {t for t, _ in texts(dataset, "test")} == {b"bad, aw", b"good, g"}
     assert dataset.max_length == 7 and dataset.lengths("train").max() == 7
+    with pytest.raises(ValueError, match=r"^validation: expected one of hold"):
+        text.prepare(tmp_path, path=imdb, validation="held-out")  # pyright: ignore
 
 
 def test_white_space_around_a_review_is_left_out(tmp_path):

@@ -221,6 +221,7 @@ def test_a_part_that_the_model_cannot_take_is_found_before_training(tmp_path):
         ("mqar", "linformer", {}, "--attention: expected one with a causal form"),
         ("parity", "flow", {"train": {"length_warmup": "8:0.5"}}, "cut off"),
         ("parity", "linear", {"train": {"seq_devices": 2}}, "--train.seq_devices"),
+        ("parity", "linear", {"pretrain": {"steps": 2}}, "--pretrain.steps: .* 0 "),
         ("mqar", "flow", {"data": {"vocab_size": 0}}, "--data.vocab_size: .* got 0"),
     ],
 )
