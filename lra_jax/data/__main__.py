@@ -5,7 +5,7 @@ describe  prints their sizes, lengths, labels and fingerprint.
 sample    shows some examples: as text, or for images as a contact sheet (PNG).
 
 The flags are those of training: with a run's ``--task``, ``--attention``, ``--preset``
-and ``--data.*`` flags, each command means the data that the run will read.
+and ``--data.*`` flags, each command works on the data that the run will read.
 """
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def _draw(settings: Settings, tables: Tables, scene: Scene) -> np.ndarray:
 
 
 def _paint(settings: Settings, tables: Tables, count: int, strokes) -> np.ndarray:
-    """The maximum of some strokes of `_dashes`, `uint8 [n, size, size]`."""
+    """The maximum of strokes, see `_dashes`; `uint8 [n, size, size]`."""
     pad, side = tables.pad, settings.size + 2 * tables.pad
     canvases = np.zeros((count, side, side), np.uint8)
     for ids, places, patches in strokes:
@@ -230,6 +230,6 @@ def _paint(settings: Settings, tables: Tables, count: int, strokes) -> np.ndarra
 
 
 def _dashes(snakes: Snakes, ids: np.ndarray, tables: Tables):
-    """Yields, for each dash of some snakes, the arguments of `_draw`."""
+    """Yields a stroke for each dash: its images, places and patches."""
     for dash in range(snakes.dashes):
         yield ids, snakes.places[ids, dash], tables.dashes[snakes.kinds[ids, dash]]

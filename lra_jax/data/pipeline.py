@@ -120,7 +120,7 @@ def train_iterator(
     warmup = LengthWarmup.parse(length_warmup, num_steps)
     if warmup.stages and dataset.image_shape is not None:
         needed = "none for images, which it would cut"
-        raise expected("length_warmup", needed, f"{length_warmup!r}")
+        raise expected("--train.length_warmup", needed, f"{length_warmup!r}")
 
     def load(step: int) -> dict[str, np.ndarray]:
         batch = plan[step]

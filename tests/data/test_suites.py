@@ -361,7 +361,10 @@ def test_parts_have_widths_of_their_own():
         ("mad-recall", {"length": 7}, "length"),
         ("mad-noisy-recall", {"noise_vocab": 30}, "vocab_size"),
         ("mad-fuzzy-recall", {"length": 12}, "length"),
-        ("mad-memorise", {"vocab_size": 2}, "vocab_size"),
+        # With a single answer, chance is 100 %.
+        ("mad-compress", {"vocab_size": 2}, "vocab_size"),
+        ("mad-memorise", {"vocab_size": 4}, "vocab_size"),
+        ("mad-selective-copy", {"vocab_size": 3}, "vocab_size"),
         ("mad-selective-copy", {"length": 33}, "length"),
         ("parity", {"min_length": 2}, "min_length"),
         ("parity", {"test_max": 30}, "test_max"),

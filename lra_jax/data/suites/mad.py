@@ -50,9 +50,10 @@ def draw_compress(
     which a small decoder (`lra_jax.models.tokens.AutoEncoder`) reconstructs every
     token; as in the source, the last one too.
     """
-    for name, value in (("vocab_size", vocab_size), ("length", length)):
-        if value < 2:
-            raise expected(f"--data.{name}", "at least 2", value)
+    if vocab_size < 3:
+        raise expected("--data.vocab_size", "at least 3", vocab_size)
+    if length < 2:
+        raise expected("--data.length", "at least 2", length)
     tokens = rng.integers(vocab_size - 1, size=(count, length))
     tokens[:, -1] = vocab_size - 1
     return memory.from_targets(tokens, tokens)
@@ -69,8 +70,8 @@ def draw_memorise(
     The last token of the vocabulary is ``?``, keys are the lower half of the others,
     and values a permutation of the upper half.
     """
-    if vocab_size < 3:
-        raise expected("--data.vocab_size", "at least 3", vocab_size)
+    if vocab_size < 5:
+        raise expected("--data.vocab_size", "at least 5", vocab_size)
     if length < 2 or length % 2:
         raise expected("--data.length", "an even number of at least 2", length)
     book = make_book(vocab_size)
@@ -104,8 +105,8 @@ def draw_selective_copy(
     the source, each blank falls before any of the tokens to copy with the same
     probability, so that the last of them is never followed by one.
     """
-    if vocab_size < 3:
-        raise expected("--data.vocab_size", "at least 3", vocab_size)
+    if vocab_size < 4:
+        raise expected("--data.vocab_size", "at least 4", vocab_size)
     if length <= 2 * copied + 1:
         needed = f"more than {2 * copied + 1} for {copied} tokens to copy"
         raise expected("--data.length", needed, length)
@@ -140,9 +141,9 @@ def draw_recall(
     in a test the values of keys that have occurred before. In the noisy form each pair,
     with a probability, is replaced by two tokens from a vocabulary of noise.
 
-    There are more queries than in the source. Keys are the lower
-    half of the vocabulary without noise, values its upper half, followed by noise; the
-    last token is only a target, so a sequence of `length` has `length - 1` inputs.
+    There are more queries than in the source. Keys are the lower half of the vocabulary
+    without noise, values its upper half, followed by noise; the last token is only a
+    target, so a sequence of `length` has `length - 1` inputs.
     """
     real = vocab_size - noise_vocab
     if real < 4:
