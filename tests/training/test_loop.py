@@ -266,3 +266,15 @@ def test_parameters_that_are_lost_are_not_saved(
         train.run(config, quiet=True)
     assert error.value.step == 1 and error.value.saved_step is None
     assert not saved_steps(tmp_path, "latest") and not saved_steps(tmp_path, "best")
+
+
+def test_the_search_for_nan_names_the_operation(data_dir, tmp_path):
+    """In the second step, too: in the first, jax itself turns the search off."""
+    settings = STEEP | {"learning_rate": 1e30}
+    config = helpers.tiny(data_dir, tmp_path, train=settings)
+    jax.config.update("jax_debug_nans", True)
+    try:
+        with pytest.raises(FloatingPointError, match="encountered in dot_general"):
+            train.run(config, quiet=True)
+    finally:
+        jax.config.update("jax_debug_nans", False)
