@@ -54,6 +54,9 @@ def check_config(config: Config, task: Task) -> None:
         if getattr(train, name) and not (has_images and takes_mixed):
             needed = f"0 for --task={task.name}, which has no images with a class each"
             raise _unfit(config, f"train.{name}", needed)
+    if config.pretrain.steps and task.per_position:
+        needed = f"0 for --task={task.name}, whose answers are at single positions"
+        raise _unfit(config, "pretrain.steps", needed)
     if config.pretrain.steps >= train.steps:
         raise _unfit(config, "pretrain.steps", f"less than --train.steps={train.steps}")
     if config.pretrain.steps and task.per_position:
@@ -89,15 +92,16 @@ def _check_processes(config: Config) -> None:
 
 
 def _check_split(config: Config, task: Task) -> None:
-    """Refuses settings under which zeros appended for the devices change results."""
-    devices = config.train.seq_devices
-    if devices > 1 and (task.per_position or config.data.packing):
-        reason = "--data.packing" if config.data.packing else f"--task={task.name}"
+    """Refuses what neither packed rows nor parts of sequences can have."""
+    devices, packs = config.train.seq_devices, config.data.packing
+    if devices > 1 and (task.per_position or packs):
+        reason = "--data.packing" if packs else f"--task={task.name}"
         needed = f"1 with {reason}, which has several labels in a row"
         raise _unfit(config, "train.seq_devices", needed)
-    if devices > 1 and config.model.padding == "zeros":
-        needed = f"lengths with --train.seq_devices={devices}"
-        raise _unfit(config, "model.padding", needed)
+    for name, value in {"pooling": "cls", "padding": "zeros"}.items():
+        if (packs or devices > 1) and getattr(config.model, name) == value:
+            reason = "data.packing" if packs else f"train.seq_devices={devices}"
+            raise _unfit(config, f"model.{name}", f"another value with --{reason}")
 
 
 def check_data(config: Config, task: Task, dataset: SequenceDataset) -> None:
@@ -159,6 +163,7 @@ def check_on_devices(config: Config, task: Task) -> None:
     if encoder.own_parts:
         _trace_encoder(encoder, longest)
     for index, block in _make_blocks(encoder).items():
+        _check_variables(block)
         layer, length = block.attention, encoder.at(index).num_positions(longest)
         _trace(layer, encoder.dtype, length, padded, packs)
         if layer.mechanism.foreign:
@@ -193,6 +198,18 @@ def _make_blocks(encoder: ModelConfig) -> dict[int, Block]:
         )
         for index in kinds.values()
     }
+
+
+def _check_variables(block: Block) -> None:
+    """Refuses state that the trainer would not keep, such as a dropout's random state,
+    and parameters without a gradient."""
+    needed = "an nnx.Param of floating-point numbers or a lra_jax.models.Buffer"
+    for path, variable in nnx.to_flat_state(nnx.state(block)):
+        kind, dtype = type(variable), variable.dtype
+        is_trained = issubclass(kind, nnx.Param) and jnp.issubdtype(dtype, jnp.inexact)
+        if not is_trained and not issubclass(kind, Buffer):
+            name = ".".join(map(str, path))
+            raise expected(name, needed, f"{kind.__name__} of {dtype}")
 
 
 def _trace(

@@ -18,9 +18,9 @@ def mixes_mask_and_values(query, key, value, mask):
     ("attention", "options", "words"),
     [
         # The random state of a dropout layer, which the trainer would not keep.
-        ("helpers:Dropped", "", "RngKey"),
+        ("helpers:Dropped", "", r"dropout.rngs.\w+: expected an nnx.Param .*, got Rng"),
         # An option without a decimal point makes a parameter without a gradient.
-        ("helpers:Scaled", "scale=2", "int32"),
+        ("helpers:Scaled", "scale=2", "module.scale: expected .*, got Param of int32"),
         (mixes_mask_and_values, "", r"called with query .2, 60, 2, 8.*mask .2, 1"),
     ],
 )
@@ -35,6 +35,7 @@ def test_what_a_run_cannot_train_fails_before_the_data(
 
 
 SPLIT = {"train": {"seq_devices": 2}, "data": {"packing": True}}
+CLASS = {"model": {"pooling": "cls"}}
 TRITON = {"attention_options": "implementation=triton"}
 
 
@@ -50,6 +51,13 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
         ("listops", {"attention": "linformer", "model": LAYERWISE}, "features: .* all"),
         ("listops", SPLIT, "--train.seq_devices: expected 1 with --data.packing"),
         ("retrieval", {"data": {"packing": True}}, "--data.packing: expected False"),
+        ("listops", CLASS | {"data": {"packing": True}}, "--model.pooling: .*packing"),
+        (
+            "listops",
+            CLASS | {"train": {"seq_devices": 2}},
+            "--model.pooling: .*seq_dev",
+        ),
+        ("mqar", {"pretrain": {"steps": 9}}, "--pretrain.steps: expected 0 for --task"),
         ("text", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),
         ("parity", {"data": {"test_max": 300}}, "max_length: .* 300, .* got 128"),
         ("s5", {"data": {"max_length": 50}}, "--model.max_length: .* 50, .* got 40"),
