@@ -31,7 +31,7 @@ REFERENCE = {
     "analysis": (
         *("analysis.residual", "analysis.bound", "analysis.paths"),
         *("analysis.spectrum", "analysis.projection"),
-        *("analysis.collapse", "analysis.maps"),
+        *("analysis.capture", "analysis.collapse", "analysis.maps"),
     ),
 }
 

@@ -128,6 +128,15 @@ def capture(model: nnx.Module, run: Callable[[], Any]) -> Captured:
 
     Raises:
       ValueError: the model has no such blocks, or its stages differ in size.
+
+    Examples:
+      >>> from lra_jax.models import SequenceClassifier
+      >>> model = SequenceClassifier(16, 10, max_length=8, rngs=nnx.Rngs(0))
+      >>> captured = capture(model, lambda: model(jnp.arange(8)[None]))
+      >>> captured.states.shape  # The embeddings, and the output of each block.
+      (3, 1, 8, 64)
+      >>> call_of(captured.calls, layer=1).weights().shape
+      (1, 2, 8, 8)
     """
     modules = _run(model, run)
     blocks = _blocks(model, modules)
