@@ -2,7 +2,7 @@
 
 A document may begin on one device and end on another. The data that a device needs from
 the others do not grow with the length: whether a document starts in their slices, and
-sums over the documents that cross the edges of its result slice.
+sums over the documents that cross the edges of its slice.
 """
 
 import operator

@@ -5,11 +5,11 @@ of other devices enter through their *states*, the sums of ``phi(k_j) v_j^T`` an
 ``phi(k_j)`` over their positions; cosFormer's features are rotated by their place in
 the whole sequence first. So the devices exchange
 
-- forward: one all-gather of the states; each device then adds up those before it
-  (causal) or all the others;
-- backward: the transpose, one reduce-scatter of the states' gradients.
+- forward: one all-reduce of the states; or, if causal, one all-gather, after which each
+  device adds up those before it;
+- backward: the transpose, one all-reduce or reduce-scatter of the states' gradients.
 
-Both move N M (Hv + 1) float32 numbers per sample and device, whatever the length. A
+Each moves N M (Hv + 1) float32 numbers per sample and device, whatever the length. A
 device's state is a product of its own keys and values, so no device waits for another;
 the causal form then starts from the sum of the states before it. This is LASP-2 (Sun
 et al. 2025, "LASP-2: Rethinking Sequence Parallelism for Linear Attention"), with the

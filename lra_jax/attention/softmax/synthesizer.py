@@ -98,8 +98,8 @@ def synthesizer_attention(
       `[B, T, N, Hv]` in the query's dtype; softmax and sums are float32 or wider.
 
     Raises:
-      ValueError: shapes, dtypes or the mask do not fit, or the input is longer than the
-        arrays allow.
+      ValueError: shapes, dtypes or the mask do not fit, the arrays do not belong to the
+        variant, or the input is longer than they allow.
     """
     inputs.check_inputs(query, key, value, is_causal)
     inputs.refuse_decoding(deterministic, query, key, "synthesizer")
@@ -223,6 +223,10 @@ def _check_arrays(
     """The arrays of a variant, by name."""
     layouts = _LAYOUTS[known("variant", variant, VARIANTS)]
     sizes = {"N": query.shape[2], "H": query.shape[3]}
+    for name, array in passed.items():
+        if array is not None and name not in layouts:
+            needed = f"None, because variant={variant!r} has no such array"
+            raise expected(name, needed, "an array")
     arrays = {}
     for name, axes in layouts.items():
         if passed[name] is None and name.endswith("_bias"):

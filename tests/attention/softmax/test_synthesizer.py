@@ -143,6 +143,7 @@ KERNEL = np.ones((2, 4, LENGTH), "float32")
     [
         ({"first": KERNEL[:1]}, ("expected [N, H, L]=(2, 4, L)", "(1, 4, 16)")),
         ({"first": KERNEL[..., :6]}, ("room for 7 positions, got 6", "longer")),
+        ({"second": KERNEL}, ("second: expected None", "'dense'")),
     ],
 )
 def test_options_that_do_not_fit(options: dict, parts: tuple) -> None:
