@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lra_jax.attention import inputs, masking, packed
+from lra_jax.attention.call import bind
 from lra_jax.attention.table import MECHANISMS
 
 P = ParamSpec("P")
@@ -46,14 +47,14 @@ def documents_in_turn(
 
     @functools.wraps(attention)
     def with_documents(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
-        keywords: dict[str, Any] = signature.bind(*args, **kwargs).arguments
-        flax, layer = keywords.pop("flax", {}), keywords.get("deterministic")
+        keywords = bind(function.__name__, signature, args, kwargs)
+        flax, layer = keywords.pop("flax"), keywords.get("deterministic")
         inputs.check_keywords(attention, flax, layer)
         if not entry.causal:
             reason = f"{entry.name} attention has no causal form"
-            inputs.refuse_causal(keywords.get("is_causal", False), reason)
+            inputs.refuse_causal(keywords["is_causal"], reason)
         keywords["query"] = inputs.of_jax(keywords["query"])
-        if (ids := keywords.pop("segment_ids", None)) is None:
+        if (ids := keywords.pop("segment_ids")) is None:
             return function(**keywords)
         if check is not None:
             check(keywords)
@@ -86,7 +87,7 @@ def documents_in_turn(
 def _mask(name: str, keywords: dict[str, Any], rows: packed.Packed) -> jax.Array | None:
     """The real positions of documents that a mask leaves."""
     batch, length = rows.real.shape
-    mask = masking.padding_mask(keywords.pop(name, None), batch, length, name)
+    mask = masking.padding_mask(keywords.pop(name), batch, length, name)
     return packed.real_positions(mask, rows)
 
 

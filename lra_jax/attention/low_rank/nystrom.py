@@ -52,7 +52,7 @@ INITIALISATIONS = ("exact", "original")
 
 def _check_packed(arguments: dict[str, Any]) -> None:
     for name in ("padding", "initialisation"):
-        if (option := arguments.get(name, "exact")) != "exact":
+        if (option := arguments[name]) != "exact":
             needed = f"None, because only {name}='exact' keeps documents apart"
             raise expected("segment_ids", needed, f"an array with {name}={option!r}")
 

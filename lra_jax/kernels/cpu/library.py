@@ -148,8 +148,8 @@ def _compile() -> Path:
                     file=sys.stderr,
                     flush=True,
                 )
-                files_of_code = [str(x) for x in sources if x.suffix == ".cc"]
-                run([*compiler, *flags, *files_of_code, "-o", str(partial)])
+                code = [str(x) for x in sources if x.suffix == ".cc"]
+                run([*compiler, *flags, *code, "-o", str(partial)])
     return library
 
 
