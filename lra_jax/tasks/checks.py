@@ -145,8 +145,7 @@ def _same_examples(dataset: SequenceDataset) -> bool:
 
 
 def check_on_devices(config: Config, task: Task) -> None:
-    """Refuses an attention that fails on the shapes of the run, by tracing it, and
-    sizes that the devices cannot hold.
+    """Refuses an attention that fails on the shapes of the run, by tracing it.
 
     `check_config` has accepted the config, and the processes of a run are connected.
 

@@ -294,7 +294,7 @@ def _as_flag(config: ModelConfig, name: str) -> str:
     """A setting of an encoder as it is written on the command line."""
     value = getattr(config, name)
     if name in ("attention_options", "mlp_options"):
-        value = tuple(f"{n}={x}" for n, x in parse_options(value).items())
+        value = tuple(sorted(f"{n}={x}" for n, x in parse_options(value).items()))
     if isinstance(value, tuple):
         value = ",".join(str(getattr(one, "name", one)) for one in value)
     return str(getattr(value, "name", value)) or "none"

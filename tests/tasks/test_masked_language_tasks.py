@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 from lra_jax import evaluate, models, train, vocabularies
-from lra_jax.configs import get_preset
+from lra_jax.configs import ModelConfig, get_preset
 from lra_jax.data import __main__ as data_command
 from lra_jax.data.language.labelled import prepare
 from lra_jax.models.raw import reader
@@ -284,6 +284,11 @@ def test_a_checkpoint_that_does_not_fit(changes, message, pretrained, table, tmp
     task = get_task("finetune")
     with pytest.raises(ValueError, match=f"^{message}"):
         task.make_model(config, task.prepare(config.data), nnx.Rngs(0))
+
+
+def test_options_are_those_of_the_checkpoint_in_any_order():
+    same = [ModelConfig(attention_options=x) for x in ("a=1,b=2", {"b": 2, "a": 1})]
+    assert len({language._as_flag(x, "attention_options") for x in same}) == 1
 
 
 def test_integers_are_not_read_in_the_vocabulary_of_a_checkpoint(tmp_path):
