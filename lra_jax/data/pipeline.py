@@ -97,7 +97,8 @@ def train_iterator(
       num_threads: threads that read ahead; 0 reads when asked.
 
     Raises:
-      ValueError: an argument is out of range, or `length_warmup` is given for images.
+      ValueError: lengths, stages or the shard do not fit the data or the batch, or
+        `length_warmup` is given for images.
     """
     import grain  # Takes a second, and imports jax.
 
@@ -159,7 +160,7 @@ class EvalBatches:
       shard: this host's index and the number of hosts.
 
     Raises:
-      ValueError: an argument is out of range.
+      ValueError: there is no such split, or lengths or the shard do not fit.
     """
 
     def __init__(
