@@ -62,12 +62,14 @@ class MultiHeadAttention(nnx.Module):
       max_length: longest sequence. It is cosFormer's M (a fixed M makes the output
         independent of padding) and the width of Linformer's projections (required).
       is_causal: let each position see only itself and those before it.
-      short_conv: size of a depthwise convolution on queries, keys and values; 0 = none.
+      short_conv: size of a depthwise convolution on queries, keys and values, followed
+        by silu; centred, or looking back if ``is_causal``; 0 = none.
       conv_grid: rows and columns of images; the convolution is then over squares of
         ``short_conv`` by ``short_conv`` pixels. None = over the sequence.
-      gate: normalise each head of the output and gate it; mechanisms that have an
-        output gate keep their own.
-      local_values: add the values to the output: a path for local detail.
+      gate: normalise each head of the output (RMS, with a learned gain) and multiply it
+        by ``silu(W_g x + b_g)``; mechanisms that have an output gate keep their own.
+      local_values: add the values to the output: a path for local detail (Han et al.
+        2023, arXiv:2308.00442).
       rotary: rotate queries and keys by their positions (RoPE, arXiv:2104.09864), for
         self-attention. Where scores are inner products of queries and keys (softmax,
         windows, patterns) they depend only on the difference of positions. A mechanism
