@@ -11,7 +11,8 @@ from lra_jax.attention.inputs import SIZES
 from lra_jax.errors import known
 
 # Passed to a mechanism by a module itself, this one or Flax's; never set by the user.
-_OF_LAYER = {"mask", "query_mask", "max_length", "is_causal", "deterministic"}
+_OF_LAYER = {"mask", "query_mask", "segment_ids", "max_length", "is_causal"}
+_OF_LAYER |= {"deterministic"}
 
 
 @dataclasses.dataclass(frozen=True)

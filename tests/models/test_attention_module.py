@@ -199,6 +199,7 @@ def test_width_of_the_heads():
         ({"mechanism": "linformer", "max_length": None}, "max_length"),
         ({"mechanism": "fnet", "qkv_features": 4}, "expected 8, .*'value', got 4"),
         ({"mechanism": "fnet", "out_features": 6}, "expected 6, .*'out', got 8"),
+        ({"options": {"segment_ids": 1}}, "option of attention.*'segment_ids'"),
         ({"out_features": 0}, "out_features: expected a positive int, got 0"),
     ],
 )
