@@ -110,7 +110,7 @@ def run(config: GenerateConfig, texts: Sequence[str]) -> Iterator[tuple[str, ...
         name = _FLAGS.get(error.name, error.name)
         raise rename(error, f"--{name}") from error
     pieces = _decode(vocabulary, steps, len(texts), end)
-    if isinstance(vocabulary, Words):  # Their blanks come after them.
+    if isinstance(vocabulary, Words):  # Each is followed by a blank.
         blanks = (" " if text and not text[-1].isspace() else "" for text in texts)
         pieces = itertools.chain([tuple(blanks)], pieces)
     return pieces
@@ -173,7 +173,7 @@ def _read_prompts(config: GenerateConfig) -> list[str]:
         got = f"{file}: {reason(error)}"
         raise expected("--prompts", "a file of UTF-8 text", got) from error
     if not text:
-        raise expected("--prompts", "a prompt in each line", f"{file}, which is empty")
+        raise expected("--prompts", "a prompt on each line", f"{file}, which is empty")
     # Not by splitlines, which ends a line at form feeds and the like, too.
     return text.removesuffix("\n").split("\n")
 

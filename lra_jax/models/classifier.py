@@ -295,7 +295,7 @@ class SequenceClassifier(PooledEncoder):
 
 
 def is_of_task(path: tuple[Any, ...], variable: Any) -> bool:
-    """An `nnx.filterlib` filter: the parameters of a `PooledEncoder` that labels teach,
+    """An `nnx.filterlib` filter: the parameters of a `PooledEncoder` that labels train,
     all but those of the reconstruction.
 
     The gradients of these are zero, but AdamW would still change them.
@@ -304,7 +304,7 @@ def is_of_task(path: tuple[Any, ...], variable: Any) -> bool:
 
 
 def is_of_reconstruction(path: tuple[Any, ...], variable: Any) -> bool:
-    """An `nnx.filterlib` filter: the parameters that pretraining teaches, all but those
+    """An `nnx.filterlib` filter: the parameters that pretraining trains, all but those
     of pooling and head."""
     return path[0] in ("encoder", "tokens")
 

@@ -207,7 +207,7 @@ class ModelConfig:
         if [0, *self.clusters] != sorted({0, *self.clusters}):
             raise expected("cutoffs", "increasing positive ids", self.cutoffs)
         if self.is_causal and self.cls_token:
-            needed = "another value with is_causal, where the first position sees none"
+            needed = "another value with is_causal, as position 0 sees no other"
             raise expected("pooling", needed, "'cls'")
         if self.is_causal and self.norm != "layer":
             needed = "'layer' with is_causal, where no position sees later ones"

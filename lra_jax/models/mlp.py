@@ -25,7 +25,7 @@ class Mlp(nnx.Module):
     Shazeer 2020 (arXiv:2002.05202), with biases.
 
     The first form has the activation "gelu" (by tanh), "gelu_exact" or "relu"; the
-    second half as many parameters again. Matrices begin as ``kernel_init`` says, by
+    second has half as many parameters again. Matrices begin as ``kernel_init`` says, by
     default Glorot uniform, and biases at zero.
     """
 

@@ -222,8 +222,9 @@ def save(
     Raises:
       ValueError: another kind of model, one whose attention cannot be found by name or
         has arrays that are neither ``nnx.Param`` nor `Buffer`, an option or another
-        value that JSON cannot hold, a ``raw`` that is not such a description or is
-        of longer texts, or another file at ``NAME.json``. Nothing is written then.
+        value that JSON cannot hold, a ``raw`` that is not such a description or
+        exceeds the model's length, or another file at ``NAME.json``. Nothing is written
+        then.
 
     Examples:
       >>> import tempfile
