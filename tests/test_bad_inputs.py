@@ -80,6 +80,7 @@ train --seed=99999999999999999999 ~ --seed: expected a number of at most 2147483
 train --seeds=0 ~ --seeds: expected 1 to 1000, got 0
 train --dry_run --seeds=2 ~ --dry_run: expected one run
 train --coordinator=host:1 ~ --distributed: expected True
+train --distributed --coordinator=host ~ --coordinator: expected HOST:PORT, got 'host'
 train --train.steps=0 ~ --train.steps: expected a positive int, got 0
 train --train.steps=9 --train.warmup=9 ~ --train.warmup: expected less than
 train --train.adam_b1=1 ~ --train.adam_b1: expected a number in [0, 1)

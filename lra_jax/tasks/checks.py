@@ -89,6 +89,8 @@ def _check_processes(config: Config) -> None:
     named = [name for name in places if getattr(config, name) is not None]
     if named and not config.distributed:
         raise expected("--distributed", f"True with --{named[0]}", False)
+    if ":" not in (config.coordinator or ":"):
+        raise expected("--coordinator", "HOST:PORT", f"{config.coordinator!r}")
 
 
 def _check_split(config: Config, task: Task) -> None:
