@@ -230,6 +230,7 @@ def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
 def _start(run: Planned) -> int:
     """Runs one process to its end and returns its code, unless a signal came."""
     command = [sys.executable, "-m", "lra_jax.train", *flags(run.config)]
+    command += ["--debug"] if "--debug" in sys.argv else []
     received = []
 
     def forward(signum: int, _: object) -> None:

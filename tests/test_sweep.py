@@ -141,17 +141,23 @@ def test_a_flag_is_given_once_to_a_run(tmp_path):
 
 def test_a_signal_ends_the_sweep(tmp_path, monkeypatch):
     plan = runs.make_plan(runs.Seeds(workdir=str(tmp_path)))
-    popen = runs.subprocess.Popen
+    popen, commands = runs.subprocess.Popen, []
 
     def start(script: str) -> int:
-        command = ["/bin/sh", "-c", script]
-        monkeypatch.setattr(runs.subprocess, "Popen", lambda _: popen(command))
+        def begin(command):
+            commands.append(command)
+            return popen(["/bin/sh", "-c", script])
+
+        monkeypatch.setattr(runs.subprocess, "Popen", begin)
         return runs._start(plan[0])
 
     with pytest.raises(runs.Stopped) as stop:
         start("exit 143")
     assert stop.value.code == 128 + signal.SIGTERM
-    assert start("kill -9 $$") == -9 and start("exit 3") == 3
+    assert start("kill -9 $$") == -9
+    monkeypatch.setattr(runs.sys, "argv", ["sweep", "--debug"])
+    assert start("exit 3") == 3
+    assert [command.count("--debug") for command in commands] == [0, 0, 1]
     # One to the command alone is passed on.
     told = tmp_path / "told"
     steps = f"trap 'touch {told}; exit 0' INT", "kill -INT $PPID", "sleep 1 & wait"
