@@ -54,9 +54,6 @@ def check_config(config: Config, task: Task) -> None:
         if getattr(train, name) and not (has_images and takes_mixed):
             needed = f"0 for --task={task.name}, which has no images with a class each"
             raise _unfit(config, f"train.{name}", needed)
-    if config.pretrain.steps and task.per_position:
-        needed = f"0 for --task={task.name}, whose answers are at single positions"
-        raise _unfit(config, "pretrain.steps", needed)
     if config.pretrain.steps >= train.steps:
         raise _unfit(config, "pretrain.steps", f"less than --train.steps={train.steps}")
     if config.pretrain.steps and task.per_position:
