@@ -310,8 +310,8 @@ def chart_of_parts(test: Test, best: Best, slug: str) -> Chart:
     lines, parts = [], "length of sequences"
     for model, row in best.items():
         means = row[test.name].parts if test.name in row else {}
-        if means:
-            # Parts are named LENGTH, or LENGTH/PAIRS.
+        # Parts are named LENGTH, or LENGTH/PAIRS, unless somebody changed the file.
+        if means and all(name[-1:].isdecimal() for name in means):
             if any("/" in name for name in means):
                 parts = "number of pairs"
             places = [float(name.rpartition("/")[2]) for name in means]

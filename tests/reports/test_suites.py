@@ -127,8 +127,9 @@ def test_the_axes_of_lengths_say_what_they_are(tmp_path):
     """Scaled accuracies may be negative, and the parts of mqar are numbers of pairs."""
     make_suite_run(tmp_path / "a", "parity", "delta", 40.0, 50.0)
     make_suite_run(tmp_path / "b", "mqar", "delta", 90.0, 90.0)
-    parts = {"64/4": 95.0, "64/8": 85.0}
-    change(tmp_path / "b" / "result.json", test_accuracy_by_length=parts)
+    make_suite_run(tmp_path / "c", "parity", "gla", 90.0, 90.0)
+    for name, parts in {"b": {"64/4": 95.0, "64/8": 85.0}, "c": {"odd": 9.0}}.items():
+        change(tmp_path / name / "result.json", test_accuracy_by_length=parts)
     labels = {}
     for test in suite_tests(tmp_path, "parity", "mqar"):
         chart = chart_of_parts(test, best_groups([test]), "a")
