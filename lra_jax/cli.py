@@ -267,14 +267,16 @@ def full_names(args: Sequence[str], flags: Iterable[str], task: str = "") -> lis
     """The arguments, with every flag by its full name, which is one of ``flags``.
 
     Refuses unknown flags, and a flag in two forms, since a user may expect either to
-    count. The data settings among the flags are those of ``task``, for errors.
+    count. The data settings among the flags are those of ``task``, for errors. Words
+    that are no flag's value come first: after a switch, tyro would take them for its.
     """
     flags = list(flags)
-    words, forms = [], {}
-    for word in args:
+    loose, words, forms = [], [], {}
+    for before, word in itertools.pairwise(["", *args]):
         form, equals, value = word.partition("=")
         if not form.startswith("--") or form == "--help":
-            words.append(word)
+            is_value = before.startswith("--") and "=" not in before
+            (words if is_value else loose).append(word)
             continue
         form = f"--{form[2:].replace('-', '_')}"
         flag = _full_name(form, flags) or form
@@ -284,7 +286,7 @@ def full_names(args: Sequence[str], flags: Iterable[str], task: str = "") -> lis
         if forms.setdefault(flag, form) != form:
             raise expected(flag, "one form of the flag", f"{forms[flag]} and {form}")
         words.append(f"{flag}{equals}{value}")
-    return words
+    return [*loose, *words]
 
 
 _SHORT = {

@@ -14,7 +14,7 @@ import warnings
 import helpers
 import pytest
 
-from lra_jax import cli, evaluate, train
+from lra_jax import cli, evaluate, report, train
 from lra_jax.cli import parse_config
 from lra_jax.configs import TASKS, get_preset
 from lra_jax.configs.registry import find_task
@@ -258,6 +258,12 @@ def test_no_preset_is_changed_by_parsing():
 )
 def test_a_switch_may_stand_alone_or_with_its_value(flags, is_on):
     assert parse_config("prog", "text", flags.split()).distributed == is_on
+
+
+def test_folders_may_come_before_and_after_flags():
+    words = ["a", "--out=x", "--allow-code=True", "b"]
+    config = cli.parse(report.ReportConfig, "prog", "text", words)
+    assert (config.runs, config.out, config.allow_code) == (("a", "b"), "x", True)
 
 
 @pytest.mark.parametrize(
