@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from lra_jax.attention import gates, outside, packed, registry
@@ -587,7 +586,7 @@ class MultiHeadAttention(nnx.Module):
     ) -> jax.Array | None:
         """A mask as boolean `[1 or B, S]`."""
         batch, length, _ = rows.shape
-        if np.ndim(mask) == 4 and mask.shape[1:3] == (1, 1):
+        if getattr(mask, "ndim", 0) == 4 and mask.shape[1:3] == (1, 1):
             mask = mask.reshape(mask.shape[0], mask.shape[3])
         return check_mask(name, mask, axes, {1, batch}, length)
 

@@ -68,6 +68,7 @@ def matcher() -> MatchingClassifier:
         (lambda: layer()(X, mask=MASK[:, :5]), "mask"),
         (lambda: layer()(X, mask=MASK[None]), "mask"),
         (lambda: layer()(X, mask=MASK[:, None, :, None]), "mask"),
+        (lambda: layer()(X, mask=[[[[True] * 6]]] * 2), "mask: .* got a list"),
         (lambda: layer()(X, X[:, :4], query_mask=MASK[:, :4]), "query_mask"),
         (lambda: layer("luna").attend(X, memory=X[..., :3]), "memory"),
         (lambda: block()(X[..., :4], None), "x"),
