@@ -19,6 +19,7 @@ from lra_jax import kernels
 from lra_jax.attention import inputs, masking, packed
 from lra_jax.attention.causal import engine
 from lra_jax.attention.sharded.documents import slice_documents
+from lra_jax.errors import expected
 
 Parameters = ParamSpec("Parameters")
 
@@ -109,10 +110,12 @@ class Call:
           **settings: chunking, precision, implementation and deterministic.
 
         Raises:
-          ValueError: shapes, dtypes or a mask do not fit.
+          ValueError: shapes, dtypes, a mask or the chunking do not fit.
         """
         query, key, value = (inputs.of_jax(x) for x in (query, key, value))
         inputs.check_inputs(query, key, value, is_causal)
+        if not isinstance(cut := settings.get("chunking"), engine.Chunking | None):
+            raise expected("chunking", "a Chunking or None", f"{cut!r}")
         batch, length = query.shape[:2]
         rows = (
             packed.documents(segment_ids, query, key)

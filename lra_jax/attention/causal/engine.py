@@ -208,8 +208,6 @@ def run(
       The outputs `[B, T, N, ...]`, and the state after the last position.
     """
     batch, length, heads = arrays.query.shape[:3]
-    if chunking is not None and not isinstance(chunking, Chunking):
-        raise expected("chunking", "a Chunking or None", f"{chunking!r}")
     cut = (chunking or Chunking()).cut(length, batch * heads)
     if cut.length > length:
         # Positions appended as padding must not enter any sum.

@@ -57,7 +57,7 @@ OF_THE_OUTPUT = [
     (NAME, "gated_delta.feature_map performer.kernel cosformer.denominator hgrn.scale"),
     (NAME, "norm.norm retention.norm lightning.norm gla.norm delta.norm hgrn.norm"),
     (NAME, "gated_delta.norm flow.competition_axis retention.chunking"),
-    (NAME, "lightning.chunking gla.chunking gated_delta.chunking"),
+    (NAME, "lightning.chunking gla.chunking gated_delta.chunking performer.chunking"),
     (SWITCH, "cosformer.reweight flow.competition flow.allocation norm.per_head"),
     (SWITCH, "retention.rotate performer.hyperbolic"),
     ((0, -3, 3, 7.5, np.ones(2), np.ones(3, int)), "cosformer.max_length"),
