@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from lra_jax.attention import inputs
 from lra_jax.attention.call import Call, bind, split
-from lra_jax.errors import expected
+from lra_jax.errors import a_thing, expected
 
 State = TypeVar("State", covariant=True)
 AnyState = TypeVar("AnyState")
@@ -240,8 +240,7 @@ def _check_state(state: Any, kind: type) -> None:
     if state is None:
         return
     if type(state) is not kind:
-        got = getattr(type(state), "__name__", type(state))
-        raise expected("state", f"None or a {kind.__name__}", f"a {got}")
+        raise expected("state", f"None or a {kind.__name__}", a_thing(state))
     for x in jax.tree.leaves(state.sums):
         if jnp.result_type(x) not in (jnp.float32, jnp.float64):
             needed = "sums of float32 or float64, which run over all positions"

@@ -152,7 +152,7 @@ def no_flow(arrays: engine.Arrays, width: int, dtype: jnp.dtype) -> FlowSums:
     sums = none[..., None] + jnp.zeros((width,), dtype)[None, None]
     value = jnp.zeros((arrays.value.shape[-1],), dtype)
     summary = sums[..., None] + value[None, None, None]
-    # Flows are not negative: 0 is no larger than any.
+    # Flows are not negative, so 0 never exceeds the largest.
     return FlowSums(sums, sums, sums, sums, none, none, summary)
 
 

@@ -139,7 +139,7 @@ def _compete(
     if options.competition_axis == "heads":
         return feature_maps.softmax(logits, 1) * sources
     if not options.sums_as_is:
-        # Flows are not negative: 0 is no larger than any.
+        # Flows are not negative, so 0 never exceeds the largest.
         seen = jnp.where(visible, jax.lax.stop_gradient(logits), jnp.zeros_like(logits))
         if rows is not None:
             largest = rows.over(jax.ops.segment_max, seen, 2)
