@@ -57,7 +57,6 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
             CLASS | {"train": {"seq_devices": 2}},
             "--model.pooling: .*seq_dev",
         ),
-        ("mqar", {"pretrain": {"steps": 9}}, "--pretrain.steps: expected 0 for --task"),
         ("text", {"data": {"max_length": 4001}}, "--model.max_length: .* 4001"),
         ("parity", {"data": {"test_max": 300}}, "max_length: .* 300, .* got 128"),
         ("s5", {"data": {"max_length": 50}}, "--model.max_length: .* 50, .* got 40"),
