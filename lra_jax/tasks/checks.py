@@ -35,6 +35,9 @@ def check_config(config: Config, task: Task) -> None:
     Raises:
       ValueError: with the flag, and what is expected.
     """
+    if type(config.data) is not task.data:
+        got = type(config.data).__name__
+        raise expected("--data", f"{task.data.__name__} for --task={task.name}", got)
     config.check_types()
     config.data.check()
     parse_buckets(config.data.buckets)

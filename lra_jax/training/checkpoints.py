@@ -30,7 +30,7 @@ from orbax.checkpoint import v1 as ocp
 
 from lra_jax import seals
 from lra_jax.configs.base import BestBy
-from lra_jax.errors import InputError, expected, on_one_line
+from lra_jax.errors import InputError, expected, known, on_one_line
 from lra_jax.training import hosts
 from lra_jax.training.step import TrainState, scored_params
 from lra_jax.training.workdir import identify
@@ -240,6 +240,7 @@ class Checkpoints:
         self, which: Literal["best", "last"], state: TrainState
     ) -> tuple[nnx.State, int]:
         """Loads the parameters that are scored, and their step, from a checkpoint."""
+        known("checkpoint", which, ("best", "last"))
         if which == "best":
             loaded, step, _ = self._load(
                 self._best, {"params": _abstract(state.params)}

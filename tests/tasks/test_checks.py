@@ -45,6 +45,11 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
 @pytest.mark.parametrize(
     ("task", "changes", "message"),
     [
+        (
+            "listops",
+            {"task": "text"},
+            "--data: expected TextData for --task=text, got Li",
+        ),
         ("listops", {"train": {"dtype": "float99"}}, "--train.dtype: .* 'float99'"),
         ("listops", {"model": {"pooling": "cls", "is_causal": True}}, "pooling: "),
         ("listops", {"model": TRITON}, "implementation: .* got 'triton'"),
@@ -65,5 +70,5 @@ LAYERWISE = {"attention_options": "sharing=layerwise,features=8/4"}
 def test_settings_that_cannot_work(task, changes, message):
     config = get_preset(task).replace(**changes)
     with pytest.raises(ValueError, match=message):
-        get_task(task).check(config)
-        get_task(task).check_on_devices(config)
+        get_task(config.task).check(config)
+        get_task(config.task).check_on_devices(config)

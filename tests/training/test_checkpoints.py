@@ -242,6 +242,8 @@ def test_a_changed_setting_is_not_scored(shapes, copied):
     for which in ("best", "last"):
         with pytest.raises(ValueError, match=refusal):
             checkpoints.load_params(which, shapes.state)
+    with pytest.raises(ValueError, match="checkpoint: expected one of best, last"):
+        checkpoints.load_params("bset", shapes.state)
     checkpoints.close()
 
 
