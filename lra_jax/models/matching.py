@@ -30,7 +30,7 @@ class MatchingClassifier(PooledEncoder):
       num_classes: number of logits.
 
     Raises:
-      ValueError: see `PooledEncoder`.
+      ValueError: ``head="linear"``, or see `PooledEncoder`.
     """
 
     INPUTS = ("tokens_1", "lengths_1", "tokens_2", "lengths_2")
@@ -41,6 +41,8 @@ class MatchingClassifier(PooledEncoder):
     ):
         super().__init__(vocab_size, rngs=rngs, **settings)
         self.num_classes = check_size("num_classes", num_classes)
+        if self.encoder.config.head == "linear":
+            raise expected("head", "'mlp' for pairs", "'linear'")
         width = self.encoder.config.mlp_dim
         self.interaction = self.encoder.config.interaction
         parts = 4 if self.interaction == "nli" else 2

@@ -28,8 +28,8 @@ class TokenModel(nnx.Module):
       vocab_size, rngs, **settings: see `TransformerEncoder`.
 
     Raises:
-      ValueError: see `ModelConfig`; or a class vector or a reconstruction, which only
-        classifiers of whole sequences have.
+      ValueError: see `ModelConfig`; or a class vector, a reconstruction, patches or
+        ``padding="zeros"``, which only classifiers of whole sequences have.
     """
 
     INPUTS = ("tokens", "lengths", "positions")
@@ -41,7 +41,7 @@ class TokenModel(nnx.Module):
         self.encoder = TransformerEncoder(vocab_size, rngs=rngs, **settings)
         config = self.encoder.config
         others = {"pooling": config.cls_token, "reconstructs": config.reconstructs}
-        others["patch"] = config.patch > 1
+        others |= {"patch": config.patch > 1, "padding": config.padding == "zeros"}
         for name in (name for name, is_set in others.items() if is_set):
             needed = "another value for a model of single positions"
             raise expected(name, needed, f"{getattr(config, name)!r}")

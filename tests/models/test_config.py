@@ -154,6 +154,8 @@ def test_errors(settings, message):
         (MatchingClassifier, (4, 2), {"interaction": "dot"}, "interaction"),
         (TokenClassifier, (4, 2), {"reconstructs": True}, "reconstructs"),
         (TokenClassifier, (4, 2), {"pooling": "cls"}, "pooling"),
+        (TokenClassifier, (4, 2), {"padding": "zeros"}, "padding"),
+        (MatchingClassifier, (4, 2), {"head": "linear"}, "head"),
         (SequenceClassifier, (4, 2), {"pooling": "max"}, "pooling"),
         (SequenceClassifier, (4, 2), {"pooling": "first", "is_causal": True}, "pool"),
         (SequenceClassifier, (4, 2), {"padding": "none"}, "padding"),
