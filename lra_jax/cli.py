@@ -268,7 +268,8 @@ def full_names(args: Sequence[str], flags: Iterable[str], task: str = "") -> lis
 
     Refuses unknown flags, and a flag in two forms, since a user may expect either to
     count. The data settings among the flags are those of ``task``, for errors. Words
-    that are no flag's value come first: after a switch, tyro would take them for its.
+    that are not the value of a flag come first: tyro would take one that follows a
+    switch for its value.
     """
     flags = list(flags)
     loose, words, forms = [], [], {}
