@@ -125,7 +125,6 @@ def _compile() -> Path:
         encoding="utf-8",
         errors="replace",
         check=True,
-        timeout=300,
         env={**os.environ, "LC_ALL": "C"},
     )
     version = run([*compiler, "--version"]).stdout
