@@ -154,6 +154,13 @@ class Call:
         """The call with other arrays or settings."""
         return dataclasses.replace(self, **fields)
 
+    def hide_queries(self, query_mask: jax.Array | None) -> "Call":
+        """The call with this mask `[B, T]` of its queries; rows of others are zero."""
+        finite = self.finite
+        if query_mask is not None and finite is not None:
+            finite = finite | ~query_mask[..., None, None]
+        return self.replace(query_mask=query_mask, finite=finite)
+
     def finish(self, out: jax.Array) -> jax.Array:
         """The output in the query's dtype; rows that were not finite are NaN."""
         return masking.broken_again(out.astype(self.out_dtype), self.finite)

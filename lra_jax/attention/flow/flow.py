@@ -153,12 +153,9 @@ def _begin(call: Call, options: dict[str, Any]) -> tuple[Call, Options]:
         inputs.refuse_causal(
             call.is_causal, "Flow-Attention over several devices has no causal form"
         )
-    query_mask, finite = call.query_mask, call.finite
-    if query_mask is None and call.query.shape[1] == call.key.shape[1]:
-        query_mask = call.mask
-    if query_mask is not None and finite is not None:
-        finite = finite | ~query_mask[..., None, None]  # These rows are zero.
-    return call.replace(query_mask=query_mask, finite=finite), settings
+    if call.query_mask is None and call.query.shape[1] == call.key.shape[1]:
+        call = call.hide_queries(call.mask)
+    return call, settings
 
 
 flow_weights = dense.weights_of(

@@ -119,9 +119,8 @@ def hide_beyond(call: Call, places: Positions) -> Call:
         limit = limit[:, None]
     within = jnp.asarray((position >= 0) & (position < limit))
     length, keys = call.query.shape[1], call.key.shape[1]
-    return call.replace(
-        mask=masking.both(call.mask, within[:, :keys]), query_mask=within[:, :length]
-    )
+    call = call.hide_queries(within[:, :length])
+    return call.replace(mask=masking.both(call.mask, within[:, :keys]))
 
 
 def on_grid(grid: tuple[int, int]) -> list[Positions]:

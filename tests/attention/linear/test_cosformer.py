@@ -46,8 +46,9 @@ CASE = Case(formula, {"max_length": LENGTH}, mean=True, level={"max_length": 204
 def test_one_length_a_sample(is_causal: bool) -> None:
     q, k, v = inputs(11, batch=3)
     lengths = np.array([7, 4, 0], "int32")
+    q[1, 5], mask = np.nan, np.ones((3, 7), bool)
     call = jitted("cosformer", "causal" if is_causal else "full")
-    got = np.asarray(call(q, k, v, max_length=lengths))
+    got = np.asarray(call(q, k, v, mask, max_length=lengths))
     for row, length in enumerate(lengths[:2]):
         alone = [x[row : row + 1, :length] for x in (q, k, v)]
         assert_close(got[row : row + 1, :length], formula(*alone, causal=is_causal))
