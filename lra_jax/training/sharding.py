@@ -72,7 +72,8 @@ def under_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         # Where jax itself turns the search for NaN off, it may stay off (jax 0.10).
-        with jax.set_mesh(mesh), jax.debug_nans(jax.config.jax_debug_nans):
+        nans = jax.config.jax_debug_nans  # pyright: ignore
+        with jax.set_mesh(mesh), jax.debug_nans(nans):
             result = function(*args)
         return jax.block_until_ready(result) if waits else result
 
